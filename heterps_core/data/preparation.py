@@ -35,10 +35,12 @@ from heterps_core.data.manifest import (
 )
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
+from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
-from heterps_core.data.reading.readers import Source, is_parquet, list_source_files, read_rows
+from heterps_core.data.reading.readers import Source, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
+from heterps_core.data.reading.text_reader import read_text
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
 from heterps_core.data.schema import DataSchema
@@ -238,7 +240,7 @@ def _take_file(
 ) -> _TakenFile:
     """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
     target, is_in_bucket = directory / parquet_name(number), False
-    if not is_parquet(source, schema):
+    if not is_parquet(source):
         _write_parquet(source, target, schema)
         if describe_source(source) != known:
             raise DataError(
@@ -289,7 +291,7 @@ def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None
     table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
     with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
         held: list[pa.RecordBatch] = []
-        for batch in read_rows([source], schema):
+        for batch in read_text(source, schema):
             columns = [
                 pa.DictionaryArray.from_arrays(pa.array(labels.view(np.int8)), label_texts)
                 for labels in np.atleast_2d(batch.labels.T)

@@ -176,8 +176,9 @@ class RowGroups:
         number = int(np.searchsorted(self._ends, group, side="right"))
 
         def rows() -> _Rows:
-            file = parquet_file(*self._open(number), self._schema)
-            return read(file, group - self._first_group(number), self._schema, path=self._path(number))
+            index = group - self._first_group(number)
+            file = parquet_file(*self._open(number), self._schema, [index])
+            return read(file, index, self._schema, path=self._path(number))
 
         if number not in self._in_bucket:
             return rows()

@@ -31,8 +31,8 @@ from pyarrow import fs
 from heterps_core.data.manifest import SourceFile, describe_source
 from heterps_core.data.preparation import ROWS_PER_GROUP
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
-from heterps_core.data.reading.readers import is_parquet, list_source_files
-from heterps_core.data.reading.text_reader import open_text
+from heterps_core.data.reading.file_kinds import is_parquet, open_text
+from heterps_core.data.reading.readers import holds_rows, list_source_files
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument
@@ -280,23 +280,32 @@ def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
 
 def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_dataset.Dataset:
     """Return files as one table, with a column for each folder named key=value that they lie in."""
-    first = files[0]
-    return pa_dataset.dataset(
+    first = next(filter(holds_rows, files), files[0])
+    if not is_parquet(first):
+        with ThreadPoolExecutor() as pool:
+            files = [file for file, holds in zip(files, pool.map(holds_rows, files), strict=True) if holds]
+    factory = pa_dataset.FileSystemDatasetFactory(
+        first.file_system if isinstance(first, BucketPath) else fs.LocalFileSystem(),
         [file.key if isinstance(file, BucketPath) else str(file.absolute()) for file in files],
-        filesystem=first.file_system if isinstance(first, BucketPath) else fs.LocalFileSystem(),
-        format=pa_dataset.ParquetFileFormat() if is_parquet(first, schema) else _text_format(first, schema),
-        partitioning=pa_dataset.partitioning(flavor="hive"),
+        pa_dataset.ParquetFileFormat() if is_parquet(first) else _text_format(first, schema),
+        pa_dataset.FileSystemFactoryOptions(partitioning=pa_dataset.HivePartitioning.discover()),
     )
+    # A column without a value in one file has another type there.
+    return factory.finish(factory.inspect(promote_options="permissive"))
 
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:
     with open_text(file) as stream:
         line = stream.read(_LINE_BYTES).partition(b"\n")[0].decode(errors="replace").rstrip("\r")
-    delimiter = "\t" if line.count("\t") > line.count(",") else ","
+    delimiter = (schema.separator or "")[:1]
+    if not delimiter or delimiter not in line:
+        delimiter = "\t" if line.count("\t") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
     has_header = not schema.column_names or not {*names}.isdisjoint(schema.column_names)
     return pa_dataset.CsvFileFormat(
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, quote_char=delimiter != "\t" and '"'),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=delimiter, quote_char=delimiter != "\t" and '"', newlines_in_values=delimiter != "\t"
+        ),
         read_options=pa_csv.ReadOptions(column_names=None if has_header else schema.column_names),
         convert_options=pa_csv.ConvertOptions(
             column_types=dict.fromkeys(names if has_header else schema.column_names, "string"),

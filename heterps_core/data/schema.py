@@ -307,7 +307,7 @@ def _check_layout(schema: DataSchema) -> None:
             f"separator must be one ASCII character, with blanks after it where fields are padded "
             f'(for instance "," or ", "), got {separator!r}'
         )
-    if not schema.list_separator or schema.list_separator == (separator or " ")[0]:
+    if not schema.list_separator or schema.list_separator == (separator or "")[:1]:
         raise ConfigurationError(
             f"list_separator must be a text that is not the separator of fields, got {schema.list_separator!r}"
         )

@@ -43,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--columns", default="", metavar="NAME,...", help="all columns of a text without a header"
     )
     parser.add_argument(
+        "--separator",
+        type=_separator,
+        metavar="CHARACTER",
+        help=r"between the fields of a text, such as ~ or \x01 (default: the first line shows it)",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("heterps.toml"),
@@ -51,11 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _separator(text: str) -> str:
+    """Read one ASCII character, or the escape of one."""
+    character = text.encode().decode("unicode_escape")
+    if len(character) != 1 or not character.isascii() or character in ' "\r\n':
+        raise argparse.ArgumentTypeError(f"must be one ASCII character such as ~ or \\x01, got {text!r}")
+    return character
+
+
 def run(options: argparse.Namespace) -> None:
     """Propose a schema, write it and print what was seen."""
     from heterps_core.data.proposal.schema_proposal import propose_schema
     from heterps_core.data.reading.days import partitions_of
-    from heterps_core.data.reading.readers import list_source_files
+    from heterps_core.data.reading.readers import holds_rows, list_source_files
     from heterps_core.data.reading.source_files import files_of_day
 
     if options.output.exists():
@@ -65,12 +79,14 @@ def run(options: argparse.Namespace) -> None:
     # Of a bucket with years of days only one is listed.
     days = partitions_of(options.data)
     of_latest = files_of_day(days[max(days)]) if days else ()
-    file = (of_latest or list_source_files(options.data))[0]
+    files = of_latest or list_source_files(options.data)
+    file = next(filter(holds_rows, files), files[0])
     proposed = propose_schema(
         file,
         source=options.data,
         label=options.label,
         column_names=[name.strip() for name in options.columns.split(",") if name.strip()],
+        separator=options.separator,
     )
     if options.output.suffix == SUFFIX:
         parameters = ["--parameters", str(options.output)]

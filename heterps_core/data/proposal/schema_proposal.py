@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from heterps_core.data.distinct_values import ColumnValues, ValueCounter
 from heterps_core.data.proposal.column_checks import leak_remark, order_remark
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.file_kinds import is_parquet, open_text
 from heterps_core.data.reading.row_batch import column_texts, is_list
-from heterps_core.data.reading.text_reader import open_text
 from heterps_core.data.schema import MAX_LIST_LENGTH, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table
@@ -35,7 +35,7 @@ POSITIVE_TEXTS = ("1", "1.0", "true", "yes", "y", "t", "click", "clicked")
 MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "\\N", "?")
 """That mean no value where they stand: they become `missing_markers`."""
 
-SEPARATORS = ",\t;|"
+SEPARATORS = ",\t;|\x01"
 """That fields may stand between; a schema need not name the first two."""
 
 LABEL, NUMERIC, COUNT, CATEGORICAL = "label", "numeric", "count", "categorical"
@@ -124,7 +124,12 @@ class FirstRows:
 
 
 def propose_schema(
-    file: SourcePath, *, source: str, label: str | None = None, column_names: Sequence[str] = ()
+    file: SourcePath,
+    *,
+    source: str,
+    label: str | None = None,
+    column_names: Sequence[str] = (),
+    separator: str | None = None,
 ) -> ProposedSchema:
     """Look at the first rows of a file and propose a schema.
 
@@ -133,12 +138,13 @@ def propose_schema(
         source: File or folder as its user names it, whose last part names the schema.
         label: Name of the label column; None for one that is called as labels are.
         column_names: Of a text without a header, all of them in order.
+        separator: Of fields; None for the one of `SEPARATORS` that the first line has most of.
 
     Raises:
         DataError: The file cannot be read, has no header, or no column that can be the label or a category.
         ConfigurationError: There is no column of the name `label`.
     """
-    found = first_rows(file, column_names)
+    found = first_rows(file, column_names, separator)
     sample, missing_texts = found.rows, found.missing_texts
     name = _label_of(file, sample, label)
     columns = [
@@ -194,7 +200,7 @@ def propose_schema(
     )
 
 
-def first_rows(file: SourcePath, column_names: Sequence[str] = ()) -> FirstRows:
+def first_rows(file: SourcePath, column_names: Sequence[str] = (), delimiter: str | None = None) -> FirstRows:
     """Read the first rows of a file as they lie; those of a text without a header are given their names.
 
     Raises:
@@ -202,16 +208,17 @@ def first_rows(file: SourcePath, column_names: Sequence[str] = ()) -> FirstRows:
     """
     separator = None
     try:
-        with file.open("rb") as opened:
-            is_parquet = opened.read(4) == b"PAR1"
-            if is_parquet and column_names:
+        if is_parquet(file):
+            if column_names:
                 raise DataError(file, "names its columns itself, as it is Parquet; leave --columns out")
-            if is_parquet:
+            with file.open("rb") as opened:
                 batches = pq.ParquetFile(opened).iter_batches(batch_size=SAMPLED_ROWS)
                 sample = raw = pa.Table.from_batches([next(iter(batches))])
-        if not is_parquet:
-            delimiter, is_padded = _layout(file)
-            separator = f"{delimiter} " if is_padded else delimiter if delimiter in SEPARATORS[2:] else None
+        else:
+            delimiter, is_padded = _layout(file, delimiter)
+            separator = (
+                f"{delimiter} " if is_padded else delimiter if delimiter not in SEPARATORS[:2] else None
+            )
             missing = [
                 f"{blank}{text}" for blank in ("", " ")[: 1 + is_padded] for text in ("", *MISSING_TEXTS)
             ]
@@ -243,7 +250,9 @@ def _first_block(file: SourcePath, delimiter: str, column_names: Sequence[str], 
     reader = pa_csv.open_csv(
         open_text(file),
         pa_csv.ReadOptions(block_size=SAMPLED_BYTES, column_names=column_names or None),
-        pa_csv.ParseOptions(delimiter=delimiter),
+        pa_csv.ParseOptions(
+            delimiter=delimiter, quote_char=delimiter != "\t" and '"', newlines_in_values=delimiter != "\t"
+        ),
         pa_csv.ConvertOptions(**convert),
     )
     return pa.Table.from_batches([reader.read_next_batch()])
@@ -262,11 +271,11 @@ def _missing_texts(column: pa.ChunkedArray) -> list[str]:
     return texts
 
 
-def _layout(file: SourcePath) -> tuple[str, bool]:
+def _layout(file: SourcePath, delimiter: str | None) -> tuple[str, bool]:
     """Return what separates fields, and whether a blank stands before each but the first of the first row."""
     with open_text(file) as stream:
         header, _, rows = stream.read(65_536).partition(b"\n")
-    delimiter = max(SEPARATORS, key=lambda each: header.count(each.encode()))
+    delimiter = delimiter or max(SEPARATORS, key=lambda each: header.count(each.encode()))
     fields = rows.partition(b"\n")[0].split(delimiter.encode())[1:]
     return delimiter, bool(fields) and all(field.startswith(b" ") for field in fields)
 

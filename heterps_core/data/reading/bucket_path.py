@@ -8,18 +8,34 @@ from __future__ import annotations
 
 import glob
 import io
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self, cast
+from urllib.parse import unquote
 
 from pyarrow import NativeFile, fs
 
 from heterps_core.errors import ConfigurationError, DataError
 
 _SCHEME = "s3://"
+_S3_SCHEMES = ("s3", "s3a", "s3n")
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/{1,2}(.*)", re.DOTALL)
+"""With one slash where a path was made of it."""
+
+_COPIED = "with a program that knows {}"
+_COPIED_BY = {
+    "gs gcs": "gcloud storage cp -r {} .",
+    "abfs abfss wasb wasbs adl az": "azcopy copy 'https://ACCOUNT.blob.core.windows.net/CONTAINER/...' . --recursive",
+    "hdfs webhdfs viewfs": "hdfs dfs -get {} .",
+    "http https ftp": "curl -O {}",
+    "dbfs": "databricks fs cp -r {} .",
+    "oss": "ossutil cp -r {} .",
+    "hf": "hf download",
+}
 _BLOCK_BYTES = 65_536
 
 
@@ -161,10 +177,29 @@ def tag_of(opened: NativeFile) -> str:
 
 
 def source_path(source: str | SourcePath) -> SourcePath:
-    """Return a path of this machine, or of a bucket for a text such as s3://bucket/clicks."""
-    if not isinstance(source, str):
+    """Return a path of this machine, or of a bucket for a text such as s3://bucket/clicks.
+
+    Raises:
+        DataError: It is in a store that cannot be read; names a command that copies from there.
+    """
+    if isinstance(source, BucketPath):
         return source
-    return BucketPath.parse(source) if source.startswith(_SCHEME) else Path(source)
+    found = _URI.fullmatch(str(source))
+    if found is None:
+        return Path(source)
+    scheme, place = found[1].lower(), found[2]
+    if scheme in _S3_SCHEMES:
+        return BucketPath.parse(f"{_SCHEME}{place}")
+    if scheme == "file":
+        return Path("/", unquote(place.removeprefix("localhost").lstrip("/")))
+    # Before '@' and after '?' secrets may stand.
+    shown = f"{found[0][: found.start(2)]}{place.partition('?')[0].rpartition('@')[2]}"
+    command = next((way for schemes, way in _COPIED_BY.items() if scheme in schemes.split()), _COPIED)
+    raise DataError(
+        shown,
+        f"must be a path of this machine or in S3 (s3://bucket/clicks), but {scheme}: is another store; copy the "
+        f"rows from there: {command.format(shown)}",
+    )
 
 
 def matching(path: SourcePath) -> list[SourcePath]:

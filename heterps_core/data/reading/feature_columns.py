@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import check_names, open_parquet
-from heterps_core.data.reading.readers import is_parquet
-from heterps_core.data.reading.text_reader import find_layout, open_text
+from heterps_core.data.reading.text_reader import find_layout, text_batches
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -27,7 +27,7 @@ def read_columns(file: SourcePath, schema: DataSchema, names: Sequence[str]) -> 
     Raises:
         DataError: The file cannot be read, or lacks a column.
     """
-    if is_parquet(file, schema):
+    if is_parquet(file):
         yield from _parquet_columns(file, names)
     else:
         yield from _text_columns(file, schema, names)
@@ -42,7 +42,6 @@ def _parquet_columns(path: SourcePath, names: Sequence[str]) -> Iterator[pa.Reco
 
 def _text_columns(path: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     layout = find_layout(path, schema, needed=names)
-    options = layout.reading_options()
     converting = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=list(names),
@@ -50,7 +49,6 @@ def _text_columns(path: SourcePath, schema: DataSchema, names: Sequence[str]) ->
         strings_can_be_null=True,
     )
     try:
-        with open_text(path) as stream:
-            yield from pa_csv.open_csv(stream, convert_options=converting, **options)
+        yield from text_batches(path, layout, converting)
     except pa.ArrowInvalid as error:
-        raise DataError(path, f"cannot be read as rows of {len(layout.columns)} fields: {error}") from error
+        raise DataError(path, f"cannot be read as rows of text: {error}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -34,6 +34,9 @@ _PLAIN_TYPES = {
 }
 """By types that lack functions which the reader needs."""
 
+_WITHOUT_DICTIONARY = {"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"}
+"""Encodings of version 2, which Arrow reads as texts only."""
+
 
 def read_footer(
     path: SourcePath | str, schema: DataSchema, *, source: pa.NativeFile | None = None
@@ -51,11 +54,18 @@ def read_footer(
     return file.metadata
 
 
-def parquet_file(source: pa.NativeFile, footer: pq.FileMetaData, schema: DataSchema) -> pq.ParquetFile:
-    """Return a reader for one thread; texts come with their dictionary, so that each is hashed once."""
-    return pq.ParquetFile(
-        source, metadata=footer, read_dictionary=list(schema.categorical_columns), pre_buffer=True
-    )
+def parquet_file(
+    source: pa.NativeFile, footer: pq.FileMetaData, schema: DataSchema, groups: Iterable[int]
+) -> pq.ParquetFile:
+    """Return a reader of some row groups for one thread; texts come with their dictionary: each is hashed once."""
+    without = {
+        chunk.path_in_schema
+        for group in map(footer.row_group, groups)
+        for chunk in map(group.column, range(group.num_columns))
+        if not _WITHOUT_DICTIONARY.isdisjoint(chunk.encodings)
+    }
+    names = [name for name in schema.categorical_columns if name not in without]
+    return pq.ParquetFile(source, metadata=footer, read_dictionary=names, pre_buffer=True)
 
 
 def group_sizes(footer: pq.FileMetaData) -> list[int]:
@@ -123,8 +133,10 @@ def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
     with named_reading(path), open_parquet(path) as source:
-        file = parquet_file(source, read_footer(path, schema, source=source), schema)
-        for index in range(file.num_row_groups):
+        footer = read_footer(path, schema, source=source)
+        indices = range(footer.num_row_groups)
+        file = parquet_file(source, footer, schema, indices)
+        for index in indices:
             yield read_group(file, index, schema, path=path)
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pyarrow.parquet as pq
+
+from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
-from heterps_core.data.reading.parquet_reader import read_footer, read_parquet
+from heterps_core.data.reading.file_kinds import is_parquet
+from heterps_core.data.reading.parquet_reader import open_parquet, read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.reading.source_files import (
     check_no_log_above,
@@ -13,14 +17,12 @@ from heterps_core.data.reading.source_files import (
     in_time_order,
     is_data,
 )
-from heterps_core.data.reading.text_reader import GZIP_MAGIC, check_text_columns, read_text
+from heterps_core.data.reading.text_reader import check_text_columns, has_two_lines, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
 Source = str | SourcePath | Sequence[str | SourcePath]
 """A file, a folder, a pattern such as "day_*.gz", here or in a bucket (s3://bucket/prefix), or a list of them."""
-
-_PARQUET_MAGIC = b"PAR1"
 
 
 def list_source_files(source: Source) -> tuple[SourcePath, ...]:
@@ -57,18 +59,30 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
 def read_rows(files: Sequence[SourcePath], schema: DataSchema) -> Iterator[RowBatch]:
     """Yield all rows of the files, one file after the other, in batches of some thousand rows.
 
-    The kind of each file (Parquet, gzip or plain text) is told by its first bytes, not by its name.
+    Files without rows, such as those that only name their columns, are passed over.
 
     Raises:
-        DataError: A file cannot be read or breaks the schema; with file, line and what was expected.
+        DataError: A file cannot be read or breaks the schema, or no file has rows; names file and line.
     """
+    num_rows = 0
     for file in files:
-        num_rows = 0
         for batch in _read_file(file, schema):
             num_rows += len(batch.labels)
             yield batch
-        if num_rows == 0:
-            raise DataError(file, f"must hold at least one row of {schema.name} data, got none")
+    if num_rows == 0:
+        raise DataError(files[0], f"must hold at least one row of {schema.name} data, got none")
+
+
+def holds_rows(file: SourcePath) -> bool:
+    """Tell whether a file has more than the names of its columns, as parts without rows have.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    if not is_parquet(file):
+        return has_two_lines(file)
+    with named_reading(file), open_parquet(file) as source:
+        return bool(pq.ParquetFile(source).metadata.num_rows)
 
 
 def check_columns(file: SourcePath, schema: DataSchema) -> None:
@@ -77,27 +91,9 @@ def check_columns(file: SourcePath, schema: DataSchema) -> None:
     Raises:
         DataError: It cannot be read, or lacks a column; with what was expected.
     """
-    check = read_footer if is_parquet(file, schema) else check_text_columns
+    check = read_footer if is_parquet(file) else check_text_columns
     check(file, schema)
 
 
 def _read_file(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
-    return read_parquet(path, schema) if is_parquet(path, schema) else read_text(path, schema)
-
-
-def is_parquet(path: SourcePath, schema: DataSchema) -> bool:
-    """Tell whether a file is Parquet, else text.
-
-    Raises:
-        DataError: It cannot be read, is empty, or is no gzip file though its name says so.
-    """
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(_PARQUET_MAGIC))
-    except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror or error}") from error
-    if not magic:
-        raise DataError(path, f"must hold at least one row of {schema.name} data, but is empty")
-    if path.suffix == ".gz" and not magic.startswith(GZIP_MAGIC):
-        raise DataError(path, "must be a gzip file, as its name ends in .gz; rename it or get it again")
-    return magic == _PARQUET_MAGIC
+    return read_parquet(path, schema) if is_parquet(path) else read_text(path, schema)

@@ -1,4 +1,4 @@
-"""Reads CSV and TSV files, plain or gzip, by Arrow's threaded parser, which says little about a bad row.
+"""Reads CSV and TSV files, plain or compressed, by Arrow's threaded parser, which says little about a bad row.
 
 So when that fails, the file is read once more, line by line, to tell the line and what was expected there.
 """
@@ -6,22 +6,19 @@ So when that fails, the file is read once more, line by line, to tell the line a
 from __future__ import annotations
 
 import csv
-import gzip
-import zlib
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.file_kinds import open_text, unreadable
 from heterps_core.data.reading.row_batch import RowBatch, check_rows, row_problem, shorten
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
-
-GZIP_MAGIC = b"\x1f\x8b"
 
 _BLOCK_BYTES = 4 * 1024 * 1024
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -35,6 +32,8 @@ class TextLayout:
     columns: tuple[str, ...]
     num_lines_before_rows: int
     is_padded: bool
+    has_rows: bool = True
+    """Writers leave files with a header alone, or without a line."""
 
     @property
     def quote(self) -> str | None:
@@ -48,7 +47,9 @@ class TextLayout:
                 column_names=self.columns, skip_rows=self.num_lines_before_rows, block_size=_BLOCK_BYTES
             ),
             "parse_options": pa_csv.ParseOptions(
-                delimiter=self.delimiter, quote_char=self.quote or False, newlines_in_values=False
+                delimiter=self.delimiter,
+                quote_char=self.quote or False,
+                newlines_in_values=self.quote is not None,
             ),
         }
 
@@ -62,17 +63,32 @@ def read_text(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     layout = find_layout(path, schema)
     num_good_rows = 0
     try:
-        with open_text(path) as stream:
-            for record_batch in pa_csv.open_csv(stream, **_arrow_options(layout, schema)):
-                batch = check_rows(record_batch, schema, is_padded=layout.is_padded)
-                if batch is None:
-                    raise _find_bad_line(path, layout, schema, num_good_rows)
-                num_good_rows += len(batch.labels)
-                yield batch
+        for record_batch in text_batches(path, layout, _converting(schema)):
+            batch = check_rows(record_batch, schema, is_padded=schema.is_padded)
+            if batch is None:
+                raise _find_bad_line(path, layout, schema, num_good_rows)
+            num_good_rows += len(batch.labels)
+            yield batch
     except pa.ArrowInvalid as error:
         raise _find_bad_line(path, layout, schema, num_good_rows, cause=error) from error
+
+
+def text_batches(
+    path: SourcePath, layout: TextLayout, converting: pa_csv.ConvertOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a text file as they are to be converted; none of a file without rows.
+
+    Raises:
+        DataError: It cannot be read.
+        pa.ArrowInvalid: A line cannot be read by its layout.
+    """
+    if not layout.has_rows:
+        return
+    try:
+        with open_text(path) as stream:
+            yield from pa_csv.open_csv(stream, **layout.reading_options(), convert_options=converting)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
@@ -82,34 +98,31 @@ def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
         DataError: It cannot be read, lacks a column, or its first line breaks the schema.
     """
     layout = find_layout(path, schema)
-    if layout.num_lines_before_rows > 0:
+    if not layout.has_rows or layout.num_lines_before_rows > 0:
         return
-    number, line = _first_line(path, schema)
-    problem = _line_problem(line, layout, schema)
+    number, fields = next(_records(path, layout))
+    problem = _line_problem(fields, layout, schema)
     if problem:
         raise DataError(path, problem, line=number)
 
 
-def open_text(path: SourcePath) -> pa.NativeFile:
-    """Open a text file, plain or gzip, to read its text."""
-    file = pa.OSFile(str(path)) if isinstance(path, Path) else path.open_ranges()
-    return pa.CompressedInputStream(file, "gzip") if _is_gzip(path) else file
+def has_two_lines(path: SourcePath) -> bool:
+    """Tell whether a text file has two lines that are not blank."""
+    lines = (line for _, line in _lines(path) if line)
+    return next(lines, None) is not None and next(lines, None) is not None
 
 
-def _arrow_options(layout: TextLayout, schema: DataSchema) -> dict[str, Any]:
+def _converting(schema: DataSchema) -> pa_csv.ConvertOptions:
     # Padded numbers are read as text first: Arrow compares missing markers before it drops blanks.
-    number_type = pa.string() if layout.is_padded else pa.float64()
+    number_type = pa.string() if schema.is_padded else pa.float64()
     types = dict.fromkeys(schema.used_columns, pa.string())
     types.update(dict.fromkeys(schema.number_columns, number_type))
-    return {
-        **layout.reading_options(),
-        "convert_options": pa_csv.ConvertOptions(
-            column_types=types,
-            include_columns=schema.used_columns,
-            null_values=["", *schema.missing_markers],
-            strings_can_be_null=False,
-        ),
-    }
+    return pa_csv.ConvertOptions(
+        column_types=types,
+        include_columns=schema.used_columns,
+        null_values=["", *schema.missing_markers],
+        strings_can_be_null=False,
+    )
 
 
 def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] | None = None) -> TextLayout:
@@ -123,7 +136,9 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
         DataError: The file cannot be read, or lacks a column.
     """
     needed = schema.used_columns if needed is None else needed
-    number, line = _first_line(path, schema)
+    lines = ((number, line) for number, line in _lines(path) if line)
+    number, first = next(lines, (0, b""))
+    line = _decode(path, number, first)
     separator = schema.separator or ("\t" if line.count("\t") >= max(1, line.count(",")) else ",")
     layout = TextLayout(
         delimiter=separator[0],
@@ -131,13 +146,16 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
         num_lines_before_rows=0,
         is_padded=schema.is_padded,
     )
+    if not first:
+        return replace(layout, has_rows=False)
     fields = _split(line, layout)
     has_header = schema.has_header
     if has_header is None:
         has_header = not set(fields).isdisjoint(schema.used_columns)
     if has_header:
         _check_header(path, number, fields, needed)
-        return replace(layout, columns=tuple(fields), num_lines_before_rows=number)
+        has_rows = next(lines, None) is not None
+        return replace(layout, columns=tuple(fields), num_lines_before_rows=number, has_rows=has_rows)
     if not schema.column_names:
         raise DataError(
             path,
@@ -163,38 +181,15 @@ def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequ
         raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
 
-def _first_line(path: SourcePath, schema: DataSchema) -> tuple[int, str]:
-    """Return number and text of the first line that is not blank."""
-    for number, line in _lines(path):
-        if line:
-            return number, _decode(path, number, line)
-    raise DataError(
-        path, f"must hold at least one row of {schema.name} data, but has no line that is not blank"
-    )
-
-
-def _is_gzip(path: SourcePath) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-
-
 def _lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers from 1 and lines without their end."""
     try:
-        with path.open("rb") as file, cast(BinaryIO, gzip.open(file)) if _is_gzip(path) else file as stream:
+        with io.BufferedReader(cast(Any, open_text(path))) as stream:
             for number, line in enumerate(stream, start=1):
                 start = len(_UTF8_MARK) if number == 1 and line.startswith(_UTF8_MARK) else 0
                 yield number, line[start:].rstrip(b"\r\n")
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: SourcePath, error: Exception) -> DataError:
-    """Say why reading failed: an error of the system has a text, a damaged gzip stream has none."""
-    reason = getattr(error, "strerror", None)
-    if reason:
-        return DataError(path, f"cannot be read: {reason}")
-    return DataError(path, f"the gzip stream is truncated or damaged ({error}); get the file again")
+    except OSError as error:
+        raise unreadable(path, error) from error
 
 
 def _decode(path: SourcePath, number: int, line: bytes) -> str:
@@ -222,20 +217,38 @@ def _find_bad_line(
 ) -> DataError:
     """Return the error of the first bad line after the given number of good rows."""
     num_rows = 0
-    for number, line in _lines(path):
-        if number <= layout.num_lines_before_rows or not line:
+    for number, fields in _records(path, layout):
+        if number <= layout.num_lines_before_rows:
             continue
         num_rows += 1
         if num_rows <= num_good_rows:
             continue
-        problem = _line_problem(_decode(path, number, line), layout, schema)
+        problem = _line_problem(fields, layout, schema)
         if problem:
             return DataError(path, problem, line=number)
     return DataError(path, f"cannot be parsed as {schema.name} data after {num_good_rows} rows: {cause}")
 
 
-def _line_problem(line: str, layout: TextLayout, schema: DataSchema) -> str | None:
-    fields = _split(line, layout)
+def _records(path: SourcePath, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
+    """Yield the fields of each row, and the number of the line where it begins: quotes may hold line breaks."""
+    lines = ((number, _decode(path, number, line)) for number, line in _lines(path))
+    if layout.quote is None:
+        yield from ((number, _split(line, layout)) for number, line in lines if line)
+        return
+    rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=layout.delimiter, quotechar=layout.quote)
+    first = 1
+    try:
+        for fields in rows:
+            if fields:
+                yield first, [field.strip(" ") for field in fields] if layout.is_padded else fields
+            first = rows.line_num + 1
+    except csv.Error as error:
+        raise DataError(
+            path, f"cannot be split into fields ({error}); does each quote end?", line=first
+        ) from error
+
+
+def _line_problem(fields: list[str], layout: TextLayout, schema: DataSchema) -> str | None:
     if len(fields) != len(layout.columns):
         return f"expected {len(layout.columns)} fields separated by {layout.delimiter!r}, got {len(fields)}"
     return row_problem(dict(zip(layout.columns, fields, strict=True)), schema)

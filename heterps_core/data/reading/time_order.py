@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import (
     check_names,
     is_text,
     open_parquet,
     plain_column,
 )
-from heterps_core.data.reading.readers import is_parquet
 from heterps_core.data.reading.row_batch import shorten
-from heterps_core.data.reading.text_reader import find_layout, open_text
+from heterps_core.data.reading.text_reader import find_layout, text_batches
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -49,7 +49,7 @@ def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
             if found >= 0:
                 # What a query reads of a text file is text.
                 quoted = str(schema.time_column).replace('"', '""')
-                order = f'"{quoted}"' + "::DOUBLE" * (_is_number(rows.type) and not is_parquet(file, schema))
+                order = f'"{quoted}"' + "::DOUBLE" * (_is_number(rows.type) and not is_parquet(file))
                 raise DataError(
                     file,
                     f"rows must be in the order of {schema.time_column}, as the latest are held out, but row "
@@ -68,7 +68,7 @@ def times_of(file: SourcePath, schema: DataSchema) -> Iterator[pa.Array]:
         DataError: The file cannot be read or lacks the column, or a row has no time, or something else.
     """
     name, num_rows = str(schema.time_column), 0
-    for part in (_of_parquet if is_parquet(file, schema) else _of_text)(file, schema, name):
+    for part in (_of_parquet if is_parquet(file) else _of_text)(file, schema, name):
         if not len(part):
             continue
         times = comparable_times(part)
@@ -151,13 +151,13 @@ def _of_parquet(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.
 
 
 def _of_text(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Array]:
+    converting = pa_csv.ConvertOptions(
+        include_columns=[name],
+        column_types={name: pa.string()},
+        null_values=["", *schema.missing_markers],
+        strings_can_be_null=True,
+    )
     layout = find_layout(file, schema, needed=[name])
-    with named_reading(file, problem="cannot be read as text"), open_text(file) as stream:
-        convert = pa_csv.ConvertOptions(
-            include_columns=[name],
-            column_types={name: pa.string()},
-            null_values=["", *schema.missing_markers],
-            strings_can_be_null=True,
-        )
-        for batch in pa_csv.open_csv(stream, **layout.reading_options(), convert_options=convert):
+    with named_reading(file, problem="cannot be read as text"):
+        for batch in text_batches(file, layout, converting):
             yield pc.ascii_trim_whitespace(batch.column(0))

@@ -260,13 +260,41 @@ def test_names_for_a_file_that_has_its_own_are_refused(parquet, tmp_path, capsys
     assert "names its columns itself, as it is Parquet" in capsys.readouterr().err
 
 
-def test_fields_between_semicolons_are_told_apart(tmp_path):
-    (tmp_path / "x.csv").write_text("label;town\n" + "1;a\n0;b\n0;b\n" * 20)
+@pytest.mark.parametrize(
+    ("separator", "asked"),
+    [(";", []), ("\x01", []), ("~", ["--separator", "~"]), ("\x02", ["--separator", r"\x02"])],
+)
+def test_fields_between_other_separators_are_told_apart_and_can_be_prepared(tmp_path, separator, asked):
+    (tmp_path / "000000_0").write_text("1;a\n0;\\N\n0;b\n".replace(";", separator) * 20)
+    output = tmp_path / "s.toml"
 
-    assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 0
+    assert (
+        main(["init", str(tmp_path / "000000_0"), "--columns", "label,town", "--output", str(output), *asked])
+        == 0
+    )
 
-    schema = DataSchema.load(tmp_path / "s.json")
-    assert (schema.separator, schema.categorical_columns) == (";", ("town",))
+    schema = DataSchema.load(output)
+    assert (schema.separator, schema.categorical_columns) == (separator, ("town",))
+    assert schema.missing_markers == ("\\N",)
+    dataset = prepare_dataset(str(tmp_path / "000000_0"), schema=schema, out_dir=tmp_path / "prepared")
+    assert dataset.manifest.num_rows == 60
+
+
+@pytest.mark.parametrize("text", ["::", "", "é", "\\n"])
+def test_a_separator_is_one_character(tmp_path, capsys, text):
+    with pytest.raises(SystemExit):
+        main(["init", "x.csv", "--separator", text])
+
+    assert "must be one ASCII character" in capsys.readouterr().err
+
+
+def test_parts_without_rows_are_not_looked_at(tmp_path):
+    for part, text in enumerate(["", "label,town\n", "label,town\n" + "1,a\n0,b\n0,b\n" * 20]):
+        (tmp_path / f"part-{part}.csv").write_text(text)
+
+    assert main(["init", str(tmp_path), "--output", str(tmp_path / "_s.json")]) == 0
+
+    assert DataSchema.load(tmp_path / "_s.json").categorical_columns == ("town",)
 
 
 def test_a_number_that_names_each_row_is_left_out(tmp_path):

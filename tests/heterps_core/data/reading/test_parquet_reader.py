@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -210,3 +211,26 @@ def test_a_weight_that_is_none_is_named_with_its_row(tmp_path, weights, shown):
         DataError, match=rf"row 3: column share must be the row's weight.* at least 0, got '?{shown}"
     ):
         list(read_rows([path], WEIGHED))
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY", "PLAIN"])
+def test_texts_of_every_encoding_are_read_and_those_with_a_dictionary_come_with_it(tmp_path, encoding):
+    path, sites = tmp_path / "clicks.parquet", [f"site {row}" for row in range(30)]
+    table = pa.table(
+        {"click": [0, 1] * 15, "age": [1] * 30, "visits": [1] * 30, "site": sites, "hour": ["7"] * 30}
+    )
+    pq.write_table(
+        table,
+        path,
+        data_page_version="2.0",
+        use_dictionary=["hour"],
+        column_encoding={"site": encoding},
+        row_group_size=10,
+    )
+
+    batches = list(read_rows([path], CLICKS))
+    dataset = prepare_dataset(path, schema=CLICKS, out_dir=tmp_path / "out")
+
+    assert [text for batch in batches for text in batch.texts[0].to_pylist()] == sites
+    assert all(pa.types.is_dictionary(batch.texts[1].type) for batch in batches)
+    assert dataset.batch(np.arange(30)).labels.tolist() == [0, 1] * 15

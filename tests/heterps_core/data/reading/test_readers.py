@@ -1,11 +1,17 @@
+import gzip
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.proposal.day_check import check_day
+from heterps_core.data.reading.bucket_path import source_path
 from heterps_core.data.reading.days import partitions_of
-from heterps_core.data.reading.readers import list_source_files, read_rows
-from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.reading.feature_columns import read_columns
+from heterps_core.data.reading.readers import check_columns, holds_rows, list_source_files, read_rows
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import DataError
 from tests.heterps_core.data.synthetic_rows import COLUMNS, criteo_lines, write_lines
 
@@ -141,6 +147,38 @@ def test_a_name_with_pattern_characters_is_that_file(tmp_path):
     assert list_source_files(str(path)) == (path,)
 
 
+@pytest.mark.parametrize(
+    ("uri", "command"),
+    [
+        ("gs://bucket/clicks", r"gs: is another store; copy .*: gcloud storage cp -r gs://bucket/clicks \."),
+        ("hdfs://name/clicks", "hdfs dfs -get hdfs://name/clicks"),
+        ("abfss://box@account.dfs.core.windows.net/clicks", "azcopy copy"),
+        ("dbfs:/mnt/clicks", "databricks fs cp -r dbfs:/mnt/clicks"),
+        ("https://user:secret@host/clicks.csv?sig=secret", "curl -O https://host/clicks.csv$"),
+        ("swift://box/clicks", "with a program that knows swift://box/clicks"),
+        (Path("gs://bucket/clicks"), "gcloud storage cp -r gs:/bucket/clicks"),
+    ],
+)
+def test_another_store_is_named_with_a_command_that_copies_from_there(uri, command):
+    for find in (list_source_files, partitions_of):
+        with pytest.raises(DataError, match=command) as caught:
+            find(uri)
+
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("uri", ["file://{}", "file:{}", "file://localhost{}", "FILE://{}"])
+def test_a_file_uri_is_that_path(tmp_path, uri):
+    path = write_lines(tmp_path / "a b.tsv", ["x"])
+
+    assert list_source_files(uri.format(str(path).replace(" ", "%20"))) == (path,)
+
+
+@pytest.mark.parametrize("uri", ["s3a://bucket/clicks", "s3n://bucket/clicks/", Path("s3://bucket/clicks")])
+def test_names_that_other_programs_give_s3_are_s3(uri):
+    assert str(source_path(uri)) == "s3://bucket/clicks"
+
+
 @pytest.mark.parametrize("name", ["none.tsv", "none_*.tsv"])
 def test_a_missing_file_is_an_error(tmp_path, name):
     with pytest.raises(DataError, match="there is no such file or folder") as caught:
@@ -222,3 +260,30 @@ def test_a_damaged_file_cannot_be_prepared(same_rows, tmp_path, name):
 
     with pytest.raises(DataError, match=r"truncated or damaged|cannot be read as Parquet"):
         prepare_dataset(damaged, schema=CRITEO_SCHEMA, out_dir=tmp_path / "out")
+
+
+@pytest.mark.parametrize("blank", ["", "\n", "label,site\n", "label,site", "\ufefflabel,site\r\n"])
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz"])
+def test_parts_without_rows_are_passed_over_wherever_they_lie(tmp_path, blank, suffix):
+    schema = DataSchema(name="rows", label_column="label", categorical_columns=("site",), time_column="site")
+    for name, lines in (
+        ("0", blank),
+        ("1", "label,site\n0,1\n1,2\n"),
+        ("2", blank),
+        ("3", "label,site\n0,3\n"),
+    ):
+        content = lines.encode()
+        (tmp_path / f"part-{name}{suffix}").write_bytes(
+            gzip.compress(content) if suffix == ".csv.gz" else content
+        )
+    files = list_source_files(tmp_path)
+
+    dataset = prepare_dataset(tmp_path, schema=schema, out_dir=tmp_path / "_out")
+
+    assert dataset.manifest.num_rows == 3
+    assert [holds_rows(file) for file in files] == [False, True, False, True]
+    assert [batch.num_rows for file in files for batch in read_columns(file, schema, ["site"])] == [2, 1]
+    assert check_day(files, schema).num_rows == 3
+    check_columns(files[0], schema)
+    with pytest.raises(DataError, match=r"part-0.* must hold at least one row of rows data, got none"):
+        prepare_dataset(files[0], schema=schema, out_dir=tmp_path / "_none")

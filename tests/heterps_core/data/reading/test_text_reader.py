@@ -1,10 +1,13 @@
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from heterps_core.data.reading import text_reader
 from heterps_core.data.reading.readers import read_rows
-from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.data.reading.text_reader import read_text
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema, SequenceColumn
 from heterps_core.errors import DataError
 from tests.heterps_core.data.synthetic_rows import COLUMNS, criteo_fields, criteo_lines, write_lines
 
@@ -216,14 +219,14 @@ def test_the_schema_can_say_that_the_first_line_is_a_row(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.tsv", b"", "must hold at least one row of criteo data, but is empty"),
-        ("blank.tsv", b"\n\n", "but has no line that is not blank"),
+        ("empty.tsv", b"", "must hold at least one row of criteo data, got none"),
+        ("blank.tsv", b"\n\n", "must hold at least one row of criteo data, got none"),
         (
             "header.csv",
             ",".join(COLUMNS).encode() + b"\n",
             "must hold at least one row of criteo data, got none",
         ),
-        ("empty.tsv.gz", gzip.compress(b"", mtime=0), "but has no line that is not blank"),
+        ("empty.tsv.gz", gzip.compress(b"", mtime=0), "must hold at least one row of criteo"),
         ("plain.tsv.gz", line_with(0).encode(), "must be a gzip file, as its name ends in .gz"),
     ],
 )
@@ -244,7 +247,7 @@ def test_a_truncated_gzip_is_an_error(tmp_path, num_rows, kept):
     path = tmp_path / "rows.tsv.gz"
     path.write_bytes(content[: max(12, int(len(content) * kept))])
 
-    with pytest.raises(DataError, match=r"rows.tsv.gz: the gzip stream is truncated or damaged"):
+    with pytest.raises(DataError, match=r"rows.tsv.gz: the compressed stream is truncated or damaged"):
         read_all(path)
 
 
@@ -274,3 +277,61 @@ def test_random_damage_never_gives_anything_but_rows_or_a_data_error(tmp_path):
             outcomes.add("refused")
 
     assert outcomes == {True, "refused"}
+
+
+TITLES = ("label", "price", "title")
+TITLED = DataSchema(
+    name="titles", label_column="label", numeric_columns=("price",), categorical_columns=("title",)
+)
+
+
+def title_lines(num_rows):
+    """Rows that have line breaks in the quotes of two of three titles."""
+    broken = '{},{},"first line {}\n\nand a second, of it"'
+    return [broken.format(row % 2, row / 4, row) if row % 3 else f"0,1,t{row}" for row in range(num_rows)]
+
+
+@pytest.mark.parametrize("is_headed", [True, False])
+def test_line_breaks_in_quotes_are_read_at_any_size(tmp_path, monkeypatch, is_headed):
+    monkeypatch.setattr(text_reader, "_BLOCK_BYTES", 200)
+    schema = replace(TITLED, column_names=() if is_headed else TITLES)
+    lines = [",".join(TITLES)] * is_headed + title_lines(500)
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+
+    batches = list(read_text(tmp_path / "rows.csv", schema))
+
+    titles = [title for batch in batches for title in batch.texts[0].to_pylist()]
+    assert titles[:3] == ["t0", "first line 1\n\nand a second, of it", "first line 2\n\nand a second, of it"]
+    assert len(titles) == 500
+    assert len(batches) > 10
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("2,1,t", "line 24: the label"),
+        ("1,1", "line 24: expected 3 fields separated by ',', got 2"),
+    ],
+)
+def test_a_bad_row_after_line_breaks_in_quotes_is_named_by_its_own_line(tmp_path, bad, message):
+    lines = [",".join(TITLES), *title_lines(10), bad, *title_lines(10)]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(DataError, match=message):
+        list(read_text(tmp_path / "rows.csv", TITLED))
+
+
+@pytest.mark.parametrize("separator", [None, "\t"])
+def test_a_blank_may_stand_between_the_values_of_a_list(tmp_path, separator):
+    schema = DataSchema(
+        name="news",
+        label_column="label",
+        sequence_columns=(SequenceColumn(name="history"),),
+        list_separator=" ",
+        separator=separator,
+    )
+    write_lines(tmp_path / "behaviors.tsv", ["label\thistory", "1\tN1 N2 N3", "0\tN4"])
+
+    [batch] = read_rows([tmp_path / "behaviors.tsv"], schema)
+
+    assert batch.texts[0].to_pylist() == [["N1", "N2", "N3"], ["N4"]]
