@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from heterps_core.errors import ConfigurationError
-from infra.ledger.ledger_file import SCHEMA_VERSION as LEDGER_VERSION
+from infra.ledger.ledger_file import READABLE_VERSIONS
 from infra.workspace import HOME_VARIABLE, Workspace
 
 GIB = 2**30
@@ -258,7 +258,7 @@ def _check(
             fix = f"fuser -v {path}   (who holds it)"
         return Check(what, CheckState.MISSING, f"{path}: {error}", fix)
     revision = str(row[0]) if row else "none"
-    known = {str(LEDGER_VERSION), "1"} if migrations is None else revisions(migrations)
+    known = {str(each) for each in READABLE_VERSIONS} if migrations is None else revisions(migrations)
     if health != "ok":
         fix = damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered"
         return Check(what, CheckState.MISSING, f"{path} is damaged: {health}", fix)

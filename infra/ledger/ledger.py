@@ -43,7 +43,6 @@ from infra.ledger.ledger_entry import (
 )
 from infra.ledger.ledger_file import (
     COLUMNS,
-    SCHEMA_VERSION,
     SELECT,
     bring_up_to_date,
     make_ledger_file,
@@ -87,7 +86,8 @@ class Ledger:
     def check_writable(self) -> None:
         """Check that something can be written; raises LedgerError as every method does."""
         with self._transaction() as database:
-            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            database.execute(f"PRAGMA user_version = {version}")
 
     def last_attempt(self, run_id: str) -> int:
         """Return the number of the run's newest attempt, 1 where it has none."""

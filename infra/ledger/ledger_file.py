@@ -25,6 +25,9 @@ COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
 TABLE = f"machines ({', '.join(COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM machines"
 SCHEMA_VERSION = 3
+READABLE_VERSIONS = range(SCHEMA_VERSION + 1)
+"""Of tables that are opened: older ones are brought up to date, newer ones are left alone."""
+
 _FROM_VERSION_1 = f"""
 ALTER TABLE machines RENAME TO machines_1;
 CREATE TABLE {TABLE};
@@ -89,7 +92,7 @@ def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
     """Make the table of an older version into today's.
 
     Raises:
-        LedgerError: There is no table.
+        LedgerError: There is no table, or a newer version of this program wrote it.
     """
     (version,) = database.execute("PRAGMA user_version").fetchone()
     columns = [row[1] for row in database.execute("PRAGMA table_info(machines)")]
@@ -97,6 +100,11 @@ def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
         raise LedgerError(
             f"the ledger must have a table of machines, and {path} has none: it was emptied; heterps sweep sets it "
             f"aside and rebuilds it from the machines' tags"
+        )
+    if version not in READABLE_VERSIONS:
+        raise LedgerError(
+            f"the ledger must be of version {SCHEMA_VERSION} or older, but {path} has version {version}: a newer "
+            f"version of this program wrote it; install that one, or set HETERPS_HOME to another folder"
         )
     if version == SCHEMA_VERSION:
         return

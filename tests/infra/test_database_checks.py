@@ -6,6 +6,7 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from infra.checks import CheckState, database_checks, newest_revisions, revisions
 from infra.ledger.ledger import Ledger
+from infra.ledger.ledger_file import READABLE_VERSIONS, SCHEMA_VERSION
 from infra.workspace import Workspace
 
 
@@ -43,6 +44,24 @@ def test_a_ledger_opens_with_its_version(workspace):
     check = state_of(workspace, "ledger")
 
     assert (check.state, check.found) == (CheckState.OK, "opens, whole, tables of revision 3")
+
+
+@pytest.mark.parametrize("version", [*READABLE_VERSIONS, SCHEMA_VERSION + 1])
+def test_a_ledger_is_well_in_the_check_exactly_where_it_opens(workspace, version):
+    Ledger(workspace.ledger_path)
+    with closing(sqlite3.connect(workspace.ledger_path)) as database, database:
+        database.execute(f"PRAGMA user_version = {version}")
+
+    is_well = state_of(workspace, "ledger").state is CheckState.OK
+
+    if is_well:
+        Ledger(workspace.ledger_path).check_writable()
+    else:
+        with pytest.raises(ConfigurationError, match=f"version {version}: a newer version"):
+            Ledger(workspace.ledger_path)
+    with closing(sqlite3.connect(workspace.ledger_path)) as database:
+        kept = database.execute("PRAGMA user_version").fetchone()
+    assert kept == (SCHEMA_VERSION if is_well else version,)
 
 
 def test_a_database_that_another_process_writes_is_seen_with_the_command_that_finds_it(workspace):
