@@ -45,8 +45,7 @@ class Provisioning:
     """The plan's stages with the replicas of `launch_plan`."""
 
     predicted_cost_usd: float
-    """The plan's, with all that it is charged for, the on-demand machine of the rendezvous store, disks and
-    addresses: what the caps are held against."""
+    """The plan's, with all that it is charged for, disks and addresses: what the caps are held against."""
 
     is_dry_run: bool
     bucket_usd: float = 0.0
@@ -186,8 +185,8 @@ def provision(
     cloud_plan = attempts[0]
     hours = plan.cost_usd / plan.price_usd_per_hour
     rented_from = get_provider(provider)
-    services_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - cloud_plan.price_usd_per_hour
-    predicted_cost_usd = plan.cost_usd + (cloud_plan.rendezvous_usd_per_hour + services_usd_per_hour) * hours
+    unplanned_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - plan.price_usd_per_hour
+    predicted_cost_usd = plan.cost_usd + unplanned_usd_per_hour * hours
     bucket_usd = 0.0
     if not rented_from.runs_here:
         bucket_usd = planned_bucket_usd(

@@ -20,6 +20,7 @@ from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
     interruptions_per_unit,
     offers_in_zone,
+    on_demand_sizes,
     unit_prices,
     zones_of,
 )
@@ -95,6 +96,7 @@ def make_problem(
                 get_device_type(name),
                 batch_size=job.batch_size,
                 instances=instance_sizes(name, in_zone),
+                on_demand_instances=on_demand_sizes(name, in_zone),
                 interruptions_per_hour=interruptions_per_unit(name, in_zone),
                 price_usd_per_hour=prices[name],
                 max_units=MAX_UNITS,

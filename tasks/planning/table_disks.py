@@ -98,13 +98,16 @@ def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
     bytes_per_s = float(BYTES_PER_MIB * INCLUDED_MIB_PER_S)
     if share_bytes_per_s:
         bytes_per_s = min(share_bytes_per_s, float(BYTES_PER_MIB * MOST_MIB_PER_S))
-    small = tuple(size for size in unit.instances if size.units <= _most_units(bytes_per_s))
+    most_units = _most_units(bytes_per_s)
+    small = tuple(size for size in unit.instances if size.units <= most_units)
     if unit.instances and not small:
         return unit
     price = min((size.price_usd_per_hour / size.units for size in small), default=unit.price_usd_per_hour)
     return replace(
         unit,
         instances=small,
+        on_demand_instances=unit.on_demand_instances
+        and tuple(size for size in unit.on_demand_instances if size.units <= most_units),
         price_usd_per_hour=price,
         reserved_bytes=unit.reserved_bytes + FREE_MEMORY_SHARE * unit.memory_bytes,
         disk_bytes=VOLUME_BYTES,

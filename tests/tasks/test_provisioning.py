@@ -32,8 +32,8 @@ OFFERS = [ON_DEMAND, on_spot("us-east-1a", 0.03), on_spot("us-east-1b", 0.04)]
 
 
 def planned(device_type: str = "cpu-c7i-spot", *, replicas: int = 2) -> SchedulingPlan:
-    """Ten hours at 0.03 USD/hour a unit."""
-    price = 0.03 * replicas
+    """Ten hours at 0.03 USD/hour a unit, and 0.07 more for the one that is bought on-demand."""
+    price = 0.03 * replicas + 0.07
     return SchedulingPlan(
         scheduler="exact",
         seed=0,
@@ -54,7 +54,7 @@ def test_the_machine_that_must_stay_is_in_price_cost_and_words():
     # By hand: one unit at 0.10 in place of 0.03, and two disks and addresses, for ten hours.
     assert bought.launch_plan.price_usd_per_hour == pytest.approx(0.13)
     services_usd_per_hour = 2 * (40 * 0.08 / 730 + 0.005 + 0.001848)
-    assert bought.predicted_cost_usd == pytest.approx(0.6 + 10 * 0.07 + 10 * services_usd_per_hour)
+    assert bought.predicted_cost_usd == pytest.approx(1.3 + 10 * services_usd_per_hour)
     assert "1 x c7i.large + 1 x c7i.large on spot cost 0.1300 USD/hour" in bought.summary
     assert "0.0700 of it for the one machine on-demand, 0.5 interruptions an hour expected" in bought.summary
     assert "days old" in bought.summary

@@ -124,6 +124,8 @@ class GridRater:
         self.step_ratio = within[1] / within[0]
         shape = (num_rows, self.grid_seconds.size)
         self.rates, self.seconds, self.units = (np.empty(shape, dtype=np.float32) for _ in range(3))
+        # What a machine on-demand adds, where types are on spot.
+        self.on_demand = np.empty(shape, dtype=np.float32) if table.on_demand_usd else None
         self._is_filled = np.zeros(num_rows, dtype=bool)
 
     def _fill(self, rows: Ints) -> None:
@@ -134,6 +136,8 @@ class GridRater:
             table = self.table.take(part)
             replicas = table.least_replicas(self.grid_seconds)  # (J, rows)
             self.rates[part] = table.usd_per_hour(replicas).T
+            if self.on_demand is not None:
+                self.on_demand[part] = table.on_demand_usd_per_hour(replicas).T
             self.units[part] = np.where(np.isfinite(replicas), replicas, 0.0).T
             self.seconds[part] = _in_single_precision(table.seconds(replicas)).T
 
@@ -154,6 +158,8 @@ class GridRater:
         at_point = self._per_stage(stages, point)
         reached = np.maximum.reduceat(self.seconds[stages.rows, at_point], stages.starts).astype(np.float64)
         price = np.add.reduceat(self.rates[stages.rows, at_point].astype(np.float64), stages.starts)
+        if self.on_demand is not None:
+            price += np.minimum.reduceat(self.on_demand[stages.rows, at_point], stages.starts)
         interruptions = np.add.reduceat(
             self.units[stages.rows, at_point]
             * self.objective.interruptions_per_hour[stages.rows % self.num_types],
@@ -172,6 +178,8 @@ class GridRater:
     def _charges(self, stages: PlanStages, transfers: Floats) -> NDArray[np.float32]:
         """Return product over grid seconds of each plan at each grid point, infinite out of reach; shape (P, J)."""
         rates = np.add.reduceat(self.rates[stages.rows], stages.starts, axis=0)
+        if self.on_demand is not None:
+            rates += np.minimum.reduceat(self.on_demand[stages.rows], stages.starts, axis=0)
         if self.objective.is_plain:
             return rates
         interruptions = np.zeros_like(rates)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,7 +65,7 @@ class Violation:
     """A constraint that a plan breaks, and by how far."""
 
     constraint: str
-    """ "throughput floor", "memory" or "units cap"."""
+    """ "throughput floor", "memory", "units cap" or "on-demand machine"."""
 
     subject: str
     required: float
@@ -136,7 +136,13 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
                 f"{left.device_type!r}; join them"
             )
     num_microbatches = num_microbatches_of(problem, len(stages))
-    parts = tuple(evaluate_stage(problem, stage, num_microbatches=num_microbatches) for stage in stages)
+    parts = [evaluate_stage(problem, stage, num_microbatches=num_microbatches) for stage in stages]
+    # Where all stages are on spot, one of them has a machine on-demand: the stage for which that adds least.
+    added_usd = [_on_demand_usd_per_hour(problem, stage) for stage in stages]
+    steady = added_usd.index(min(added_usd))
+    on_demand_usd = added_usd[steady] if math.isfinite(added_usd[steady]) else 0.0
+    price = parts[steady].price_usd_per_hour + on_demand_usd
+    parts[steady] = replace(parts[steady], price_usd_per_hour=price)
     slowest_seconds = max(part.seconds for part in parts)
     if problem.step_model is StepModel.TRAINER and len(stages) > 1:
         load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
@@ -144,13 +150,13 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     throughput_samples_per_s = problem.batch_size / slowest_seconds
     run_seconds = problem.run_seconds(slowest_seconds)
     return PlanEvaluation(
-        stages=parts,
+        stages=tuple(parts),
         throughput_samples_per_s=throughput_samples_per_s,
         price_usd_per_hour=sum(part.price_usd_per_hour for part in parts),
         run_seconds=run_seconds,
         interruptions_per_hour=(interruptions_per_hour := _interruptions_per_hour(problem, stages)),
         num_microbatches=num_microbatches,
-        cost_lines=_cost_lines(problem, parts, run_seconds, interruptions_per_hour),
+        cost_lines=_cost_lines(problem, parts, run_seconds, interruptions_per_hour, on_demand_usd),
         violations=tuple(_violations(problem, parts, slowest_seconds, num_microbatches)),
     )
 
@@ -167,6 +173,7 @@ def _cost_lines(
     parts: Sequence[StageEvaluation],
     run_seconds: float,
     interruptions_per_hour: float,
+    on_demand_usd_per_hour: float,
 ) -> tuple[CostLine, ...]:
     """Return the bill; the lines add up to the objective of `objective.py`."""
     extra = problem.extra_costs
@@ -190,7 +197,8 @@ def _cost_lines(
     hourly_usd = price + extra.storage_usd_per_hour + transfer_usd / (run_hours + overhead_hours)
     return (
         CostLine("compute", run_hours * unit_price),
-        CostLine("whole instances", run_hours * (price - unit_price)),
+        CostLine("whole instances", run_hours * (price - on_demand_usd_per_hour - unit_price)),
+        CostLine("one machine on-demand", run_hours * on_demand_usd_per_hour),
         CostLine("start-up and teardown", overhead_hours * price),
         CostLine("storage", storage_usd),
         CostLine("transfer between zones", transfer_usd),
@@ -237,7 +245,20 @@ def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches
 def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
     if not unit.instances:
         return unit.price_usd_per_hour * num_replicas
-    return InstanceCover.of(unit.instances, most_units=num_replicas).price_usd_per_hour(num_replicas)
+    return _cover(unit, num_replicas).price_usd_per_hour(num_replicas)
+
+
+def _on_demand_usd_per_hour(problem: SchedulingProblem, stage: Stage) -> float:
+    """Return what it adds that one machine of a stage is on-demand; infinite where none is sold so."""
+    unit = problem.device_types[stage.device_type]
+    if unit.on_demand_instances is None:
+        return 0.0
+    cover = _cover(unit, stage.num_replicas)
+    return cover.steady_usd_per_hour(stage.num_replicas) - cover.price_usd_per_hour(stage.num_replicas)
+
+
+def _cover(unit: UnitType, num_replicas: int) -> InstanceCover:
+    return InstanceCover.of(unit.instances, most_units=num_replicas, on_demand=unit.on_demand_instances or ())
 
 
 def _violations(
@@ -246,7 +267,7 @@ def _violations(
     slowest_seconds: float,
     num_microbatches: int,
 ) -> Iterator[Violation]:
-    """Yield broken constraints: the floor, memory of stages, units of types, rows of micro-batches."""
+    """Yield broken constraints: the floor, memory of stages, units of types, an on-demand machine, micro-batches."""
     if not is_within(slowest_seconds, problem.stage_seconds_limit):
         floor = problem.throughput_floor_samples_per_s
         reached = problem.batch_size / slowest_seconds
@@ -261,6 +282,8 @@ def _violations(
     for name, num_units in used.items():
         if num_units > problem.device_types[name].max_units:
             yield Violation("units cap", name, problem.device_types[name].max_units, num_units, "units")
+    if all(problem.device_types[part.stage.device_type].on_demand_instances == () for part in parts):
+        yield Violation("on-demand machine", "the plan", 1, 0, "machines")
     num_rows = problem.batch_size // num_microbatches
     for stage in (part.stage for part in parts if problem.step_model is StepModel.TRAINER):
         if stage.num_replicas > num_rows:

@@ -1,11 +1,13 @@
 """The least price of carrying a number of units with whole instances: what a stage is really charged.
 
+A plan needs one machine on-demand, as losing that of the rendezvous store ends a run. A stage on spot may have it.
 Instances are sold in sizes of several units, so the price of k units is a staircase that never falls. Both the
 search for a plan and the purchase read it here, so that a plan is charged what is then bought.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
@@ -28,6 +30,8 @@ class InstanceCover:
         units: u_i, at least 1 each.
         prices_usd_per_hour: p_i.
         most_units: n, at least 1.
+        on_demand: Units and prices of the sizes in which one instance may be bought on-demand, where the others are
+            on spot. It is bought where it is the plan's one machine on-demand, or where that is cheaper.
 
     Raises:
         ConfigurationError: No sizes, or no units to cover.
@@ -39,14 +43,20 @@ class InstanceCover:
     """
 
     def __init__(
-        self, units: Sequence[int], prices_usd_per_hour: Sequence[float], *, most_units: int
+        self,
+        units: Sequence[int],
+        prices_usd_per_hour: Sequence[float],
+        *,
+        most_units: int,
+        on_demand: Sequence[tuple[int, float]] = (),
     ) -> None:
         if most_units < 1 or not units:
             raise ConfigurationError(
                 f"a cover needs at least 1 unit and 1 option, got {most_units} and {len(units)}"
             )
         self._units = tuple(units)
-        nano_usd = [round(price * NANO_USD_PER_USD) for price in prices_usd_per_hour]
+        nano_usd = [_nano_usd(price) for price in prices_usd_per_hour]
+        self._on_demand = [(carried, _nano_usd(price), i) for i, (carried, price) in enumerate(on_demand)]
         sizes = list(zip(units, nano_usd, range(len(units)), strict=True))
         best_ratio = min(sizes, key=lambda size: (Fraction(size[1], size[0]), -size[0]))
         # Any u* instances hold some whose units are a multiple of u*, the units of the size with the least price
@@ -67,24 +77,51 @@ class InstanceCover:
             )
 
     @classmethod
-    def of(cls, sizes: Sequence[InstanceSize], *, most_units: int) -> InstanceCover:
+    def of(
+        cls, sizes: Sequence[InstanceSize], *, most_units: int, on_demand: Sequence[InstanceSize] = ()
+    ) -> InstanceCover:
         """Return the covers by sizes that are sold."""
-        prices = [size.price_usd_per_hour for size in sizes]
-        return cls([size.units for size in sizes], prices, most_units=most_units)
+        return cls(
+            [size.units for size in sizes],
+            [size.price_usd_per_hour for size in sizes],
+            most_units=most_units,
+            on_demand=[(size.units, size.price_usd_per_hour) for size in on_demand],
+        )
 
     def price_usd_per_hour(self, num_units: int) -> float:
         """Return the least price of at least so many units."""
-        return self._best[num_units][0] / NANO_USD_PER_USD
+        return min(self._best[num_units][0] / NANO_USD_PER_USD, self.steady_usd_per_hour(num_units))
 
-    def prices_usd_per_hour(self) -> list[float]:
-        """Return the least prices of 0..most_units units."""
-        return [nano_usd / NANO_USD_PER_USD for nano_usd, _, _ in self._best]
+    def steady_usd_per_hour(self, num_units: int) -> float:
+        """Return the least price where one instance is bought on-demand; infinite where none is sold so."""
+        return self._steady(num_units)[0] / NANO_USD_PER_USD
+
+    def steady_size(self, num_units: int) -> int | None:
+        """Return the index of the size that is bought on-demand then; None where none is sold so."""
+        return self._steady(num_units)[2] if self._on_demand else None
+
+    def _steady(self, num_units: int) -> tuple[float, int, int]:
+        return min(
+            (
+                (price + self._best[left][0], self._best[left][1], index)
+                for carried, price, index in self._on_demand
+                for left in (max(0, num_units - carried),)
+            ),
+            default=(math.inf, 0, 0),
+        )
 
     def counts(self, num_units: int) -> dict[int, int]:
-        """Return how many of each size, by its index, carry at least so many units at the least price."""
+        """Return how many of each size, by its index, carry at least so many units at the least price.
+
+        None of them is bought on-demand among others on spot.
+        """
         taken: Counter[int] = Counter()
         while num_units > 0:
             index = self._best[num_units][2]
             taken[index] += 1
             num_units = max(0, num_units - self._units[index])
         return dict(taken)
+
+
+def _nano_usd(price_usd: float) -> int:
+    return round(price_usd * NANO_USD_PER_USD)

@@ -105,6 +105,7 @@ def _stage_table(
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
         )
+    covers = {index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances}
     has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
         compute_seconds=compute_seconds,
@@ -119,12 +120,23 @@ def _stage_table(
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
-        covers={index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances},
+        covers={index: prices for index, (prices, _) in covers.items()},
+        on_demand_usd={
+            index: extra
+            for index, (_, extra) in covers.items()
+            if units[index].on_demand_instances is not None
+        },
     )
 
 
-def _cover_prices(unit: UnitType) -> Floats:
-    return np.array(InstanceCover.of(unit.instances, most_units=unit.max_units).prices_usd_per_hour())
+def _cover_prices(unit: UnitType) -> tuple[Floats, Floats]:
+    """Return the prices of 0..max_units units, and what it adds that one instance is on-demand."""
+    cover = InstanceCover.of(
+        unit.instances, most_units=unit.max_units, on_demand=unit.on_demand_instances or ()
+    )
+    counts = range(unit.max_units + 1)
+    prices = np.array([0.0, *map(cover.price_usd_per_hour, counts[1:])])
+    return prices, np.array([0.0, *map(cover.steady_usd_per_hour, counts[1:])]) - prices
 
 
 def segment_row(first_layer: int, last_layer: int) -> int:

@@ -9,7 +9,7 @@ Shape legend: X = stage times asked for, N = any shape of candidate stages.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -50,6 +50,9 @@ class StageTable:
 
     covers: Mapping[int, Floats]
     """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
+
+    on_demand_usd: Mapping[int, Floats] = field(default_factory=dict)
+    """Type index -> what it adds to these prices that one instance is on-demand, for types on spot."""
 
     @property
     def fewest_replicas(self) -> Floats:
@@ -128,6 +131,15 @@ class StageTable:
                 prices[where] = cover[num_replicas[where].astype(np.int64)]
         return prices
 
+    def on_demand_usd_per_hour(self, num_replicas: Floats) -> Floats:
+        """Return what it adds to the price of k replicas that one machine is on-demand, elementwise; 0 off spot."""
+        added = np.zeros(np.shape(num_replicas))
+        types = np.broadcast_to(self.type_indices, added.shape)
+        for index, extra in self.on_demand_usd.items():
+            where = np.nonzero((types == index) & np.isfinite(num_replicas))
+            added[where] = extra[num_replicas[where].astype(np.int64)]
+        return added
+
     def least_usd_seconds(self, num_replicas: Floats, least_seconds: float) -> Floats:
         """Return a bound below price(k') max(x, ET(k')) for all k' >= k, elementwise.
 
@@ -182,7 +194,7 @@ class StageTable:
         where = np.nonzero(doubtful & np.isfinite(exact))
         if where[0].size:
             rounded = nearest[where]
-            too_slow = self._at(where[1:]).seconds(rounded) > stage_seconds[where[0]]
+            too_slow = self.at(where[1:]).seconds(rounded) > stage_seconds[where[0]]
             replicas[where] = rounded + too_slow
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
@@ -221,18 +233,20 @@ class StageTable:
     def take(self, rows: Ints) -> StageTable:
         """Return the candidates with these flat indices, as a table of one axis."""
         index = np.unravel_index(rows, self.compute_seconds.shape)
-        return self._at(tuple(index))
+        return self.at(tuple(index))
 
-    def _at(self, index: tuple[Ints, ...]) -> StageTable:
+    def at(self, index: tuple[Ints, ...]) -> StageTable:
+        """Return the candidates at an index of NumPy's."""
         shape = self.compute_seconds.shape
         return StageTable(
             covers=self.covers,
+            on_demand_usd=self.on_demand_usd,
             trainer=None if self.trainer is None else self.trainer.at(shape, index),
             sweep=None if self.sweep is None else self.sweep.at(shape, index),
             **{
-                field.name: np.broadcast_to(getattr(self, field.name), shape)[index]
-                for field in fields(StageTable)
-                if isinstance(getattr(self, field.name), np.ndarray)
+                each.name: np.broadcast_to(getattr(self, each.name), shape)[index]
+                for each in fields(StageTable)
+                if isinstance(getattr(self, each.name), np.ndarray)
             },
         )
 

@@ -109,6 +109,12 @@ class UnitType(JsonDocument):
     """What is sold. A stage is charged for the cheapest set of instances that carries its replicas; without
     sizes, for `price_usd_per_hour` times its replicas."""
 
+    on_demand_instances: (
+        Annotated[tuple[InstanceSize, ...], sized(0, MAX_INSTANCE_SIZES, "on-demand instances")] | None
+    ) = None
+    """Of units on spot: the sizes in which one machine may be bought on-demand, as a plan needs one that the cloud
+    does not take back. None: the units are on-demand themselves."""
+
     zone: str = ""
     """Where the units stand, for instance "us-east-1a"; types in other zones are reached at a price."""
 
@@ -186,6 +192,11 @@ class SchedulingProblem(JsonDocument):
         for name, unit in self.device_types.items():
             if unit.instances:
                 _check_unit_price(f"device_types.{name}", unit)
+            if unit.on_demand_instances is not None and not unit.instances:
+                raise MalformedDocumentError(
+                    f"device_types.{name}.on_demand_instances",
+                    "is of units that are sold in instances; give these, or leave it out",
+                )
             if unit.disk_bytes > 0 and unit.disk_bytes_per_s == 0:
                 raise MalformedDocumentError(
                     f"device_types.{name}.disk_bytes_per_s",
@@ -206,6 +217,11 @@ class SchedulingProblem(JsonDocument):
                 "layers", "at least one layer must have positive compute_seconds on every device type"
             )
         _check_size(len(self.layers), len(self.device_types))
+        if all(unit.on_demand_instances == () for unit in self.device_types.values()):
+            raise MalformedDocumentError(
+                "device_types",
+                "one machine of a plan must be on-demand, but all are on spot and none has on_demand_instances",
+            )
 
     @property
     def device_type_names(self) -> tuple[str, ...]:

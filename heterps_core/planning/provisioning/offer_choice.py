@@ -5,7 +5,8 @@ stage, solved exactly. The planner solves the same one inside its objective, so 
 its lower bound holds for the purchase.
 
 A plan stands in one zone, as what crosses between two is charged by the byte; each is solved. A plan that is all on
-spot buys one machine on-demand: it keeps the rendezvous store, and losing that one ends the run.
+spot buys one machine on-demand: it keeps the rendezvous store, and losing that one ends the run. The planner charges
+that machine too (`UnitType.on_demand_instances`).
 
 Where the name of a device type is in no table, functions raise UnknownNameError; where no offer carries it,
 ProvisioningError, whose message lists those that are carried.
@@ -13,12 +14,13 @@ ProvisioningError, whose message lists those that are carried.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import DeviceKind, InstanceOffer, Market
+from heterps_core.hardware import DeviceKind, DeviceType, InstanceOffer, Market
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
@@ -62,13 +64,23 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
 
 def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...]:
     """Return the sizes in which the units of a device type are sold, as the planner charges them."""
+    return _sizes(_options_for(device_type, tuple(offers)))
+
+
+def on_demand_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...] | None:
+    """Return the sizes in which one machine of a type on spot may be bought on-demand; None for one that is not."""
+    steady = _on_demand_options(device_type, tuple(offers))
+    return None if steady is None else _sizes(steady)
+
+
+def _sizes(options: Sequence[CoverOption]) -> tuple[InstanceSize, ...]:
     return tuple(
         InstanceSize(
             name=option.offer.instance_type.name,
             units=option.units,
             price_usd_per_hour=option.offer.price_usd_per_hour,
         )
-        for option in _options_for(device_type, tuple(offers))
+        for option in options
     )
 
 
@@ -186,61 +198,74 @@ def equal_offers(
 
 def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
     prices = unit_prices(offers)
-    groups: list[InstanceGroup] = []
-    planned_usd_per_hour = 0.0
-    for index, stage in enumerate(stages):
-        options = _options_for(stage.device_type, offers)
-        planned_usd_per_hour += stage.num_replicas * prices[stage.device_type]
-        for option, count in cheapest_cover(stage.num_replicas, options):
-            groups.append(
-                InstanceGroup(
-                    stage=index,
-                    device_type=stage.device_type,
-                    offer=option.offer,
-                    count=count,
-                    units_per_instance=option.units,
-                )
-            )
-    steady, extra_usd_per_hour = _with_one_on_demand(groups, offers)
+    covers = [_StageCover.of(stage, offers) for stage in stages]
+    added = [cover.on_demand_usd_per_hour for cover in covers]
+    steady = added.index(min(added))
+    if math.isinf(added[steady]):
+        names = ", ".join(
+            sorted({each.offer.instance_type.name for cover in covers for each in cover.options})
+        )
+        raise ProvisioningError(
+            f"one machine must be on-demand, as losing the rendezvous store ends a run, but nothing with the "
+            f"hardware of {names} has an on-demand price; use prices of both markets"
+        )
+    groups = tuple(
+        InstanceGroup(
+            stage=index,
+            device_type=cover.stage.device_type,
+            offer=option.offer,
+            count=count,
+            units_per_instance=option.units,
+            alternatives=equal_offers(
+                option.offer, offers, device_type=cover.stage.device_type, units=option.units
+            ),
+        )
+        for index, cover in enumerate(covers)
+        for option, count in cover.bought(must_be_steady=index == steady)
+    )
     return ProvisioningPlan(
         replicas=tuple(stage.num_replicas for stage in stages),
-        groups=tuple(
-            replace(
-                group,
-                alternatives=equal_offers(
-                    group.offer, offers, device_type=group.device_type, units=group.units_per_instance
-                ),
-            )
-            for group in steady
-        ),
-        planned_price_usd_per_hour=planned_usd_per_hour,
-        rendezvous_usd_per_hour=extra_usd_per_hour,
+        groups=groups,
+        planned_price_usd_per_hour=sum(stage.num_replicas * prices[stage.device_type] for stage in stages),
+        rendezvous_usd_per_hour=added[steady],
     )
 
 
-def _with_one_on_demand(
-    groups: Sequence[InstanceGroup], offers: Sequence[InstanceOffer]
-) -> tuple[list[InstanceGroup], float]:
-    """Return groups with at least one instance on-demand, where that adds least, and what it adds in USD per hour."""
-    if any(group.offer.market is Market.ON_DEMAND for group in groups):
-        return list(groups), 0.0
-    steady = {o.instance_type.name: o for o in offers if o.market is Market.ON_DEMAND}
-    extra = {
-        index: steady[name].price_usd_per_hour - group.offer.price_usd_per_hour
-        for index, group in enumerate(groups)
-        if (name := group.offer.instance_type.name) in steady
-    }
-    if not extra:
-        names = ", ".join(sorted({group.offer.instance_type.name for group in groups}))
-        raise ProvisioningError(
-            f"one machine must be on-demand, as losing the rendezvous store ends a run, but none of {names} has an "
-            f"on-demand price; use prices of both markets"
-        )
-    index = min(extra, key=lambda each: extra[each])
-    group = groups[index]
-    kept = replace(group, offer=steady[group.offer.instance_type.name], count=1)
-    on_spot = [replace(group, count=group.count - 1)] if group.count > 1 else []
-    return [*groups[:index], kept, *on_spot, *groups[index + 1 :]], extra[index]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _StageCover:
+    """What may be bought for a stage, and its price."""
+
+    stage: Stage
+    options: Sequence[CoverOption]
+    on_demand: Sequence[CoverOption] | None
+    """In which one of its machines may be bought; None where all are on-demand."""
+
+    cover: InstanceCover
+
+    @classmethod
+    def of(cls, stage: Stage, offers: Sequence[InstanceOffer]) -> _StageCover:
+        options = _options_for(stage.device_type, offers)
+        on_demand = _on_demand_options(stage.device_type, offers)
+        cover = _cover(options, stage.num_replicas, on_demand or ())
+        return cls(stage=stage, options=options, on_demand=on_demand, cover=cover)
+
+    @property
+    def on_demand_usd_per_hour(self) -> float:
+        """What it adds that one machine is on-demand; infinite where none is sold so."""
+        if self.on_demand is None:
+            return 0.0
+        num_units = self.stage.num_replicas
+        return self.cover.steady_usd_per_hour(num_units) - self.cover.price_usd_per_hour(num_units)
+
+    def bought(self, *, must_be_steady: bool) -> list[tuple[CoverOption, int]]:
+        """Return what is bought, that on-demand first."""
+        num_units = self.stage.num_replicas
+        size = self.cover.steady_size(num_units)
+        if size is None or self.on_demand is None or (self.on_demand_usd_per_hour > 0 and not must_be_steady):
+            return cheapest_cover(num_units, self.options)
+        steady = self.on_demand[size]
+        left = num_units - steady.units
+        return [(steady, 1), *(cheapest_cover(left, self.options) if left > 0 else ())]
 
 
 def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
@@ -249,22 +274,37 @@ def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple
     Raises:
         ConfigurationError: No units or no options.
     """
-    cover = InstanceCover(
-        [option.units for option in options],
-        [option.offer.price_usd_per_hour for option in options],
-        most_units=num_units,
-    )
-    counts = [(options[index], count) for index, count in cover.counts(num_units).items()]
+    counts = [
+        (options[index], count) for index, count in _cover(options, num_units).counts(num_units).items()
+    ]
     return sorted(counts, key=lambda pair: (-pair[0].units, pair[0].offer.instance_type.name))
 
 
-def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+def _cover(
+    options: Sequence[CoverOption], num_units: int, on_demand: Sequence[CoverOption] = ()
+) -> InstanceCover:
+    return InstanceCover.of(_sizes(options), most_units=num_units, on_demand=_sizes(on_demand))
+
+
+def _on_demand_options(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption] | None:
+    """Return the offers on-demand with the hardware of a type on spot; None for a type that is on-demand."""
     device_type = get_device_type(name)
-    options = [
+    if device_type.market is not Market.SPOT:
+        return None
+    return _carriers(device_type.in_market(Market.ON_DEMAND), offers)
+
+
+def _carriers(device_type: DeviceType, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+    return [
         CoverOption(offer=offer, units=units)
         for offer in offers
         if (units := device_type.units_in(offer)) > 0
     ]
+
+
+def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+    device_type = get_device_type(name)
+    options = _carriers(device_type, offers)
     if not options:
         raise ProvisioningError(
             f"no offer carries device type {name} (families {', '.join(device_type.instance_families)}); "

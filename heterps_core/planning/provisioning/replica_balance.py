@@ -109,9 +109,11 @@ class FixedStages:
         is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
         reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
         counts = np.where(is_possible[:, None], replicas, 1.0)
+        on_demand_usd = self.table.on_demand_usd_per_hour(counts).min(axis=1)
+        is_possible &= np.isfinite(on_demand_usd)
         products = self.objective.product(
             reached_seconds,
-            self.table.usd_per_hour(counts).sum(axis=1),
+            self.table.usd_per_hour(counts).sum(axis=1) + on_demand_usd,
             counts @ self.table.interruptions_per_hour,
             self.transfer_product,
         )
@@ -168,6 +170,12 @@ def _infeasible(
                 f"layers {run.first_layer}..{run.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
                 f"one unit of {run.device_type} has {memory_text(unit)}; place some elsewhere",
             )
+    if all(problem.device_types[run.device_type].on_demand_instances == () for run in runs):
+        return InfeasiblePlanError(
+            "on-demand machine",
+            "one machine of a plan must be on-demand, but the stages are all on spot, and none of their device types "
+            "is sold on-demand; place some layers elsewhere",
+        )
     least_seconds = fixed.least_seconds()
     if np.isfinite(least_seconds):
         return floor_missed(problem, least_seconds)

@@ -161,25 +161,25 @@ def _cheapest_by_formula(
 def _cheapest_without_caps(
     problem: SchedulingProblem, deadline: float
 ) -> StageTimeOptimum[tuple[Stage, ...]] | None:
-    """Return the optimum by the papers' step where that keeps the caps, None where it does not."""
+    """Return the optimum by the papers' step where that keeps the caps and has a machine on-demand, else None."""
     solver = ChainSolver(segment_table(problem), objective_of(problem))
     low_seconds, high_seconds = stage_time_range(problem, solver.table)
     caps = solver.table.max_units
     num_points = _ENTRIES_PER_ROUND // solver.table.compute_seconds.size
 
-    def keeps_caps(plan: ReplicatedRows) -> bool:
-        return bool(
-            (np.bincount(plan.rows % caps.size, plan.num_replicas, minlength=caps.size) <= caps).all()
-        )
+    def is_allowed(plan: ReplicatedRows) -> bool:
+        types = plan.rows % caps.size
+        is_steady = any(index not in solver.table.on_demand_usd for index in types.tolist())
+        return is_steady and bool((np.bincount(types, plan.num_replicas, minlength=caps.size) <= caps).all())
 
     found = minimise_stage_time_rate(
         solver,
         low_seconds=low_seconds,
         high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
         batch_size=min(max(num_points, _FEWEST_POINTS), _MOST_POINTS),
-        is_over=lambda best: time.perf_counter() >= deadline or (best is not None and not keeps_caps(best)),
+        is_over=lambda best: time.perf_counter() >= deadline or (best is not None and not is_allowed(best)),
     )
-    if found.plan is None or not keeps_caps(found.plan):
+    if found.plan is None or not is_allowed(found.plan):
         return None
     stages = stages_of_rows(problem, found.plan.rows, found.plan.num_replicas)
     return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
@@ -249,7 +249,7 @@ def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
 
 def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:
     # What so many units would be charged in whole instances does not matter here, and has no table.
-    return replace(table, max_units=np.floor(table.max_units * factor), covers={})
+    return replace(table, max_units=np.floor(table.max_units * factor), covers={}, on_demand_usd={})
 
 
 def _fits_into_memory(problem: SchedulingProblem, factor: float) -> bool:

@@ -10,6 +10,7 @@ from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.cost_model.run_tables import segment_layers, segment_row
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
+from heterps_core.planning.search.capped.stage_columns import StageColumns
 from heterps_core.plans.scheduling_plan import Stage
 
 
@@ -17,13 +18,13 @@ class BestPlan:
     """Takes partitions, gives them their best replicas within the caps and keeps the cheapest."""
 
     def __init__(self, problem: SchedulingProblem) -> None:
-        self.problem, self.names = problem, problem.device_type_names
+        self.problem, self.names, self.columns = problem, problem.device_type_names, StageColumns.of(problem)
         self.product = np.inf
         """In the unit of `Objective`; infinite before any plan was met."""
 
         self.stages: tuple[Stage, ...] | None = None
         self.rows = np.empty(0, dtype=np.int64)
-        """Of its stages as flat indices of the segment table, in order."""
+        """Of its stages as flat indices of a table of `StageColumns`, in order."""
 
         self._tried: set[bytes] = set()
 
@@ -32,10 +33,12 @@ class BestPlan:
         key = rows.tobytes()
         if key not in self._tried:
             self._tried.add(key)
+            runs, columns = np.divmod(rows, self.columns.num_columns)
+            types = self.columns.types[columns]
             self._offer(
                 [
-                    LayerRun(*segment_layers(row // len(self.names)), self.names[row % len(self.names)])
-                    for row in rows.tolist()
+                    LayerRun(*segment_layers(run), self.names[index])
+                    for run, index in zip(runs.tolist(), types.tolist(), strict=True)
                 ]
             )
 
@@ -44,7 +47,8 @@ class BestPlan:
         self._offer([LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages])
 
     def _offer(self, runs: Sequence[LayerRun]) -> None:
-        found = fixed_stages(self.problem, runs).cheapest_replicas(
+        fixed = fixed_stages(self.problem, runs)
+        found = fixed.cheapest_replicas(
             limit_seconds=self.problem.stage_seconds_limit, below_product=self.product
         )
         if found.plan is None:
@@ -53,10 +57,12 @@ class BestPlan:
         self.stages = tuple(
             Stage(*run, num_replicas=int(count)) for run, count in zip(runs, found.plan, strict=True)
         )
+        columns = [self.names.index(run.device_type) for run in runs]
+        steady = int(fixed.table.on_demand_usd_per_hour(found.plan.astype(np.float64)).argmin())
+        columns[steady] = self.columns.with_on_demand(columns[steady])
         self.rows = np.array(
             [
-                segment_row(run.first_layer, run.last_layer) * len(self.names)
-                + self.names.index(run.device_type)
-                for run in runs
+                segment_row(run.first_layer, run.last_layer) * self.columns.num_columns + column
+                for run, column in zip(runs, columns, strict=True)
             ]
         )

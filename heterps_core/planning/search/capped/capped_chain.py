@@ -33,6 +33,7 @@ class CappedChain:
         num_layers: L.
         change_prices: Price of a boundary before a layer between two types, shape (L, T, T); None where free.
         further: What each takes of further resources, and their caps; shapes (E, n) and (E,).
+        kinds: Of each type; neighbours are of different kinds; shape (T,). By default each type is one.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class CappedChain:
         num_layers: int,
         change_prices: Floats | None = None,
         further: tuple[Floats, Floats] | None = None,
+        kinds: Ints | None = None,
     ) -> None:
         self.rows, self.prices, self.units = rows, prices, units
         self.num_layers, self.num_types = num_layers, caps.size
@@ -53,7 +55,8 @@ class CappedChain:
         self.further, further_caps = (np.empty((0, rows.size)), np.empty(0)) if further is None else further
         self.caps = np.append(caps, further_caps)
         self.change_prices = change_prices
-        self.forbidden = np.where(np.eye(self.num_types, dtype=bool), np.inf, 0.0)
+        self.kinds = np.arange(self.num_types) if kinds is None else kinds
+        self.forbidden = np.where(self.kinds[:, None] == self.kinds, np.inf, 0.0)
         # In the order of first layer and type, for dynamic programming from the end.
         self._by_first = np.lexsort((self.types, self.firsts))
         keys = self.firsts[self._by_first] * self.num_types + self.types[self._by_first]
@@ -72,6 +75,7 @@ class CappedChain:
             num_layers=self.num_layers,
             change_prices=self.change_prices,
             further=(self.further[:, chosen], self.caps[self.num_types :]),
+            kinds=self.kinds,
         )
 
     def positions(self, rows: Ints) -> Ints | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Ints
+from heterps_core.planning.cost_model.run_tables import segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.step_model import StepGroup
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -148,7 +149,7 @@ class CappedSearch:
                     if met is not None and not met.size:
                         return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
                     if met is not None:
-                        self.best.offer_rows(met)
+                        self.best.offer_rows(self.bounds.columns.of_rows(met))
                 self._step(heapq.heappop(self._heap), near)
         bound = min(self._given_up, self._heap[0].lower_bound if self._heap else np.inf)
         product = self.best.product
@@ -160,8 +161,10 @@ class CappedSearch:
         is_open = False
         first_group = min(((each.known or each).plans.group for each in self._heap), default=0)
         for index in range(first_group, len(self.groups)):
-            table, most_stages = self.bounds.table(index), self.groups[index].most_stages
-            search = FeasibilitySearch(table, most_stages=most_stages, deadline=half)
+            group = self.groups[index]
+            # What stages are charged does not matter here.
+            table = segment_table(self.problem, num_microbatches=group.num_microbatches)
+            search = FeasibilitySearch(table, most_stages=group.most_stages, deadline=half)
             rows, _ = search.plan_within(seconds)
             if rows is not None and rows.size:
                 return rows[np.argsort(rows // len(self.problem.device_types))]

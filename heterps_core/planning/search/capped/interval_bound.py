@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from heterps_core.planning.search.capped.best_plan import BestPlan
 from heterps_core.planning.search.capped.capped_chain import CappedChain
 from heterps_core.planning.search.capped.linear_product import LinearProduct
 from heterps_core.planning.search.capped.scarcity_prices import ascend
+from heterps_core.planning.search.capped.stage_columns import StageColumns
 
 _MANY_CANDIDATES = 20_000
 """From which on hopeless ones are struck out before the ascent as well."""
@@ -79,7 +79,10 @@ class IntervalBounds:
 
     def __init__(self, problem: SchedulingProblem, groups: Sequence[StepGroup], best: BestPlan) -> None:
         self.problem, self.groups, self.best = problem, groups, best
-        self.objective = objective_of(problem)
+        self.columns = StageColumns.of(problem)
+        self.objective = self.columns.objective(objective_of(problem))
+        caps = np.array([unit.max_units for unit in problem.device_types.values()], dtype=np.float64)
+        self.caps = caps[self.columns.types]
         self._tables: dict[int, StageTable] = {}
         self._replicas: dict[int, Floats] = {}
         self._replicas_of: tuple[float, Ints] = 0.0, np.empty(0, dtype=np.int64)
@@ -87,8 +90,8 @@ class IntervalBounds:
     def table(self, group: int) -> StageTable:
         """Return the candidate stages of a group."""
         if group not in self._tables:
-            self._tables[group] = segment_table(
-                self.problem, num_microbatches=self.groups[group].num_microbatches
+            self._tables[group] = self.columns.table(
+                segment_table(self.problem, num_microbatches=self.groups[group].num_microbatches)
             )
         return self._tables[group]
 
@@ -118,8 +121,9 @@ class IntervalBounds:
                 plans.rows[is_possible],
                 prices=np.ones(np.count_nonzero(is_possible)),
                 units=units[is_possible],
-                caps=self.table(plans.group).max_units,
+                caps=self.caps,
                 num_layers=self.problem.num_layers,
+                kinds=self.columns.types,
             )
             fewest_stages = ascend(chain, target=most_stages[-1] + 1.0).lower_bound - _ROUNDING
             if most_stages[plans.group] >= fewest_stages:
@@ -213,11 +217,11 @@ class IntervalBounds:
             least = part.least_usd_seconds(self._least_replicas(group, plans), plans.low)
             np.minimum(usd_seconds, least.reshape(-1), out=usd_seconds)
         hourly = part.usd_per_hour(units.reshape(part.compute_seconds.shape)).reshape(-1)
-        num_types = len(self.problem.device_types)
+        num_columns = self.columns.num_columns
         most_stages = None if plans.is_rest else self.groups[plans.group].most_stages
         chosen = np.isfinite(hourly)
         if most_stages is not None and most_stages <= 2:
-            runs = plans.rows // num_types
+            runs = plans.rows // num_columns
             last = ((np.sqrt(8 * runs + 1) - 1) // 2).astype(np.int64)
             at_first, at_last = runs - last * (last + 1) // 2 == 0, last == self.problem.num_layers - 1
             chosen &= at_first & at_last if most_stages == 1 else at_first | at_last
@@ -227,9 +231,10 @@ class IntervalBounds:
             usd_per_hour=hourly[chosen],
             usd_seconds=usd_seconds[chosen],
             interruptions=units[chosen]
-            * self.objective.interruptions_per_hour[plans.rows[chosen] % num_types],
+            * self.objective.interruptions_per_hour[plans.rows[chosen] % num_columns],
             has_interruptions=self.objective.has_interruptions,
-            caps=self.table(plans.group).max_units,
+            columns=self.columns,
+            caps=self.caps,
             num_layers=self.problem.num_layers,
             most_stages=None if most_stages == self.problem.num_layers else most_stages,
         )
@@ -296,6 +301,7 @@ class _Candidates:
     usd_seconds: Floats
     interruptions: Floats
     has_interruptions: bool
+    columns: StageColumns
     caps: Floats
     num_layers: int
     most_stages: int | None
@@ -308,7 +314,7 @@ class _Candidates:
         most_interruptions_per_hour: float = math.inf,
     ) -> CappedChain:
         """Return the chain of these stages at some prices."""
-        further: list[tuple[Any, float]] = []
+        further = self.columns.limits(self.rows, self.units, self.caps, self.num_layers)
         if self.has_interruptions:
             cap = most_interruptions_per_hour * (1 + COMPARISON_TOLERANCE)
             further.append((self.interruptions, cap))
@@ -325,4 +331,5 @@ class _Candidates:
                 np.array([taken for taken, _ in further]).reshape(len(further), self.rows.size),
                 np.array([cap for _, cap in further]),
             ),
+            kinds=self.columns.types,
         )

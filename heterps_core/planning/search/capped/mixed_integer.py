@@ -89,7 +89,7 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     inner_ends = np.unique(ends[chain.lasts + 1 < num_layers])
     before, after = np.nonzero(
         (inner_ends[:, None] // num_types == inner_begins // num_types)
-        & (inner_ends[:, None] % num_types != inner_begins % num_types)
+        & (chain.kinds[inner_ends[:, None] % num_types] != chain.kinds[inner_begins % num_types])
     )
     arcs = chain.rows.size + np.arange(before.size)
     into, out = 1 + np.arange(inner_begins.size), 1 + inner_begins.size + np.arange(inner_ends.size)

@@ -152,7 +152,7 @@ class _PartialPlanSearch:
         for start in range(0, len(spent), size):
             some = slice(start, start + size)
             before = last_types[some, None]
-            change = np.where(before == types, np.inf, 0.0)
+            change = np.where(before >= 0, chain.forbidden[before, types], 0.0)
             if chain.change_prices is not None and first > 0:
                 change += chain.change_prices[first][before, types]
             is_near = full_spent[some, None] + (self.full_ahead[stages] + change) < self.limit

@@ -1,0 +1,102 @@
+"""Device types as columns of a stage table, where a plan needs a machine on-demand.
+
+A plan that is all on spot buys one machine on-demand, in the stage where that adds least. A search that adds up over
+stages sees such a stage as one of another type: each type on spot has a second column, at the price with a machine
+on-demand, and some stage must be of a column with one. Both columns of a type share its cap, and are no neighbours.
+
+Shape legend: C = columns, T = device types, L = layers, n = candidate stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.objective import Objective
+from heterps_core.planning.cost_model.partition_sums import run_layers
+from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageColumns:
+    """The columns of a problem: its device types, then those on spot with a machine on-demand."""
+
+    num_types: int
+    types: Ints
+    """Device type of each column, shape (C,)."""
+
+    has_on_demand: NDArray[np.bool_]
+    """Whether stages of a column have a machine on-demand, shape (C,)."""
+
+    @classmethod
+    def of(cls, problem: SchedulingProblem) -> StageColumns:
+        """Return the columns of a problem."""
+        sizes = [unit.on_demand_instances for unit in problem.device_types.values()]
+        further = [index for index, each in enumerate(sizes) if each]
+        return cls(
+            num_types=len(sizes),
+            types=np.array([*range(len(sizes)), *further]),
+            has_on_demand=np.array([*(each is None for each in sizes), *(True for _ in further)]),
+        )
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return self.types.size
+
+    def of_rows(self, rows: Ints) -> Ints:
+        """Return flat indices run * C + column for those of device types, run * T + type."""
+        runs, types = np.divmod(rows, self.num_types)
+        return np.asarray(runs * self.num_columns + types)
+
+    def with_on_demand(self, device_type: int) -> int:
+        """Return the column of a type's stages that have a machine on-demand."""
+        return int(np.flatnonzero((self.types == device_type) & self.has_on_demand)[0])
+
+    def table(self, table: StageTable) -> StageTable:
+        """Return a table of shape (G, T) with the columns in place of types."""
+        if self.num_columns == self.num_types:
+            return table
+        indices = np.arange(self.num_columns)
+        shape = (len(table.compute_seconds), self.num_columns)
+        covers = {
+            column: table.covers[device_type]
+            + (table.on_demand_usd[device_type] if column >= self.num_types else 0.0)
+            for column, device_type in enumerate(self.types.tolist())
+            if device_type in table.covers
+        }
+        return replace(
+            table.at(np.ix_(np.arange(shape[0]), self.types)),
+            type_indices=np.broadcast_to(indices, shape),
+            covers=covers,
+            on_demand_usd={},
+        )
+
+    def objective(self, objective: Objective) -> Objective:
+        """Return the objective with the columns in place of types."""
+        transfers = objective.transfer_products
+        return replace(
+            objective,
+            interruptions_per_hour=objective.interruptions_per_hour[self.types],
+            transfer_products=None if transfers is None else transfers[:, self.types[:, None], self.types],
+        )
+
+    def limits(self, rows: Ints, units: Floats, caps: Floats, num_layers: int) -> list[tuple[Floats, float]]:
+        """Return what each candidate takes of further resources, and their caps.
+
+        A plan's stages have L layers together, so that of layers less stages with a machine on-demand there may be
+        L - 1. The units of both columns of a type are one resource.
+        """
+        if self.has_on_demand.all():
+            return []
+        runs, columns = np.divmod(rows, self.num_columns)
+        firsts, lasts = run_layers(runs)
+        taken = np.asarray(lasts - firsts + 1.0 - self.has_on_demand[columns])
+        limits: list[tuple[Floats, float]] = [(taken, num_layers - 1.0)]
+        for device_type in self.types[self.num_types :].tolist():
+            limits.append((units * (self.types[columns] == device_type), float(caps[device_type])))
+        return limits
