@@ -70,7 +70,7 @@ _STEPS_WITHOUT_PLAN = 32
 """After which it is asked whether any plan keeps the caps at all."""
 
 _SAME_PRODUCT = 1.002
-"""True product over the linear one from which on an interval is divided by interruptions."""
+"""True product over the linear one from which on an interval that is not narrow is divided by interruptions."""
 
 _SWEEPS = 12
 """Of a search for a better plan alone."""
@@ -252,7 +252,8 @@ class CappedSearch:
 
     def _split_interruptions(self, interval: _Interval, known: IntervalBound, ratio: float) -> bool:
         """Divide an interval by interruptions where those keep the bound lower than its stage times do."""
-        if known.linear.most_over_linear(interval.lower_bound) <= max(math.sqrt(ratio), _SAME_PRODUCT):
+        same = _SAME_PRODUCT if ratio > _NARROW else 1.0
+        if known.linear.most_over_linear(interval.lower_bound) <= max(math.sqrt(ratio), same):
             return False
         least, most = known.plans.interruptions
         middle = known.linear.middle_interruptions()
