@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.column_texts import canonical_texts
 from heterps_core.data.features import MIN_SLOT_ROWS
 from heterps_core.data.hashing import UInt64Array, hash_texts, text_lengths
 from heterps_core.json_codec import JsonDocument
@@ -84,14 +85,16 @@ class ValueCounter:
         if not pa.types.is_dictionary(values.type):
             values = values.dictionary_encode()
         counts = np.bincount(values.indices.drop_null().to_numpy(), minlength=len(values.dictionary))
-        counts[text_lengths(values.dictionary) == 0] = 0
         used = np.flatnonzero(counts)
+        different = canonical_texts(values.dictionary.take(pa.array(used)))
+        is_there = text_lengths(different) > 0
+        counts = counts[used][is_there]
         num_there = int(counts.sum())
         num_present = pc.greater(pc.list_value_length(texts), 0).true_count if is_list else num_there
         self.num_rows += len(texts)
         self.num_missing += len(texts) - num_present
         self.num_occurrences += num_there
-        self._take(hash_texts(values.dictionary.take(pa.array(used)), slot=0), counts[used])
+        self._take(hash_texts(different.filter(pa.array(is_there)), slot=0), counts)
 
     @property
     def num_values(self) -> int:

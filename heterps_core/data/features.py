@@ -10,6 +10,9 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.field_rules import count
 from heterps_core.json_codec import JsonDocument, JsonForm
 
+FIRST_TEXT_RULE, TEXT_RULE = 1, 2
+"""Versions of the rule that gives values their texts: the first took each as it was written, so "5.0" was not 5."""
+
 MISSING_ROW = 0
 """Row of every slot that stands for "no value"; real values hash to the rows after it."""
 
@@ -86,6 +89,9 @@ class FeatureSpec(JsonDocument):
     dynamic_ids: DynamicIds | None = None
     """None hashes values to rows, so that some share one. Otherwise an id is a key, not a row: the number of its slot
     and `hash_bits` of its value's hash; a table finds the key's row, and has whole buckets of rows for each slot."""
+
+    text_rule: int = FIRST_TEXT_RULE
+    """Version of the rule that gives values their texts, see `canonical_text.py`; documents of before have none."""
 
     def __post_init__(self) -> None:
         if self.num_dense < 0:

@@ -152,10 +152,12 @@ def _each_text_once(
 ) -> npt.NDArray[_Id]:
     if not pa.types.is_dictionary(texts.type):
         return ids_of(texts)
-    # An index that is null points behind the last.
-    indices = texts.indices.fill_null(len(texts.dictionary)) if texts.indices.null_count else texts.indices
-    different = [ids_of(texts.dictionary), ids_of(pa.array([""]))]
-    ids: npt.NDArray[_Id] = np.concatenate(different).take(indices.to_numpy())
+    indices, different = texts.indices, ids_of(texts.dictionary)
+    if indices.null_count:
+        # An index that is null points behind the last.
+        indices = indices.fill_null(len(different))
+        different = np.concatenate([different, ids_of(pa.array([""]))])
+    ids: npt.NDArray[_Id] = different.take(indices.to_numpy())
     return ids
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from heterps_core.data.features import SEQUENCE, FeatureSpec
+from heterps_core.data.column_texts import canonical_texts
+from heterps_core.data.features import FIRST_TEXT_RULE, SEQUENCE, FeatureSpec
 from heterps_core.data.hashing import ids_of_lists, keys_of_texts, rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.row_batch import RowBatch, first_label
@@ -59,7 +60,9 @@ def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.N
 def ids_of_texts(
     slots: Sequence[pa.Array], features: FeatureSpec
 ) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Return the ids [n, K] of each slot's texts, or lists of texts, [n]."""
+    """Return the ids [n, K] of each slot's texts, or lists of texts, [n], by the rule of the features for texts."""
+    if features.text_rule != FIRST_TEXT_RULE:
+        slots = [canonical_texts(texts) for texts in slots]
     is_dynamic = features.dynamic_ids is not None
     ids_KN: npt.NDArray[Any] = np.empty(
         (features.num_ids, len(slots[0])), dtype=np.int64 if is_dynamic else np.int32

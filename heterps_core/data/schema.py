@@ -16,6 +16,7 @@ from heterps_core.data.features import (
     POOLINGS,
     SEQUENCE,
     SUM,
+    TEXT_RULE,
     DynamicIds,
     FeatureSpec,
 )
@@ -194,7 +195,7 @@ class DataSchema(JsonDocument):
         )
         return {column.name: column for column in columns}
 
-    def features(self, slot_rows: Sequence[int]) -> FeatureSpec:
+    def features(self, slot_rows: Sequence[int], *, text_rule: int = TEXT_RULE) -> FeatureSpec:
         """Return the shape of a model's input, with a table of so many rows for each slot that is given none."""
         num_single = len(self.categorical_columns)
         multiple = 1 if self.dynamic_ids is None else BUCKET_ROWS
@@ -202,6 +203,7 @@ class DataSchema(JsonDocument):
             num_dense=len(self.numeric_columns),
             num_labels=len(self.labels),
             dynamic_ids=self.dynamic_ids,
+            text_rule=text_rule,
             slot_rows=tuple(
                 -(-self.table_rows.get(name, rows) // multiple) * multiple
                 for name, rows in zip(self.slot_columns, slot_rows, strict=True)

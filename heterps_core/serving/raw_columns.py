@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.column_texts import column_texts, lost_digits
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.row_batch import clean_lists, column_texts, shorten
+from heterps_core.data.reading.row_batch import clean, clean_lists, shorten
 from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -76,38 +77,48 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
     return numbers
 
 
-def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.StringArray:
-    """Return a categorical column [N] as texts, null where missing; numbers as a file of texts would hold them."""
+def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.DictionaryArray:
+    """Return a categorical column [N] as indices into texts, null where missing."""
     array = _arrow(name, values)
     try:
-        texts = column_texts(array)
+        array = column_texts(array) if isinstance(array.type, pa.UuidType) else array
+        return clean(_categories(name, array).dictionary_encode(), schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
-    if schema.is_padded:
-        texts = pc.ascii_trim(texts, characters=" ")
-    return _without_markers(texts, schema)
 
 
 def _lists(name: str, values: Sequence[Any], schema: DataSchema) -> pa.ListArray:
     """Return a column [N] of lists, or of texts with the schema's separator, as lists of texts."""
-    # pandas reads lists as arrays, of which empty ones may have another type.
-    array = _arrow(name, [value.tolist() if isinstance(value, np.ndarray) else value for value in values])
+    if not isinstance(values, pa.Array | pa.ChunkedArray):
+        # pandas reads lists as arrays, of which empty ones may have another type.
+        values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+    array = _arrow(name, values)
     try:
-        return clean_lists(array, schema, is_padded=schema.is_padded)
+        return clean_lists(_categories(name, array), schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
+
+
+def _categories(name: str, column: pa.Array) -> pa.Array:
+    """Return a column whose values can be told from each other."""
+    problem = lost_digits(column)
+    if problem is not None:
+        raise DataError(SOURCE, f"column {name} {problem}")
+    return column
 
 
 def _arrow(name: str, values: Sequence[Any]) -> pa.Array:
     """Return a column as one Arrow array with NaN as null; one of mixed types as texts."""
     try:
         array = pa.array(values, from_pandas=True)
-    except pa.ArrowException:
+    except (pa.ArrowException, OverflowError):
         array = pa.array([_as_text(name, value) for value in values], pa.string())
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    if pa.types.is_floating(array.type):
+        array = pc.if_else(pc.is_nan(array), None, array)
     if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
         array = array.cast(pa.string())
     return array
@@ -116,7 +127,9 @@ def _arrow(name: str, values: Sequence[Any]) -> pa.Array:
 def _as_text(name: str, value: Any) -> str | None:
     """Return one value of a mixed column as Arrow writes it in a column of its own type."""
     try:
-        text: str | None = column_texts(pa.array([value], from_pandas=True))[0].as_py()
+        text: str | None = column_texts(_categories(name, pa.array([value], from_pandas=True)))[0].as_py()
+    except OverflowError:
+        return str(value)
     except pa.ArrowException as error:
         raise _no_plain_values(name, type(value).__name__) from error
     return text

@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.column_texts import canonical_texts, column_texts
 from heterps_core.data.proposal.column_checks import OUT_OF_ORDER, order_remark
 from heterps_core.data.proposal.schema_proposal import SAMPLED_ROWS, first_rows
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.readers import read_rows
-from heterps_core.data.reading.row_batch import column_texts, first_label, is_list
+from heterps_core.data.reading.row_batch import first_label, is_list
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 from heterps_core.text_table import Table
@@ -196,7 +197,7 @@ def _values(texts: pa.Array) -> tuple[dict[str, int], int]:
     if is_list(texts.type):
         num_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0).true_count
         texts = texts.flatten()
-    counts = {each["values"]: each["counts"] for each in pc.value_counts(column_texts(texts)).to_pylist()}
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(column_texts(canonical_texts(texts))).to_pylist()}
     num_missing = counts.pop(None, 0) + counts.pop("", 0)
     return counts, num_empty or num_missing
 

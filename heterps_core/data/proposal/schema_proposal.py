@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from heterps_core.data.column_texts import column_texts
 from heterps_core.data.distinct_values import ColumnValues, ValueCounter
 from heterps_core.data.proposal.column_checks import leak_remark, order_remark
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
-from heterps_core.data.reading.row_batch import column_texts, is_list
+from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.schema import MAX_LIST_LENGTH, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from heterps_core.data.column_texts import column_texts, lost_digits
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.row_batch import (
     RowBatch,
     check_rows,
     check_targets,
-    column_texts,
     is_list,
     row_problem,
 )
@@ -118,6 +118,10 @@ def _checked_group(
         table = file.read_row_group(index, columns=list(names), use_threads=False)
     try:
         record_batch = _record_batch(table, names, schema)
+        for name in set(names) & {*schema.slot_columns}:
+            problem = lost_digits(record_batch.column(name))
+            if problem is not None:
+                raise DataError(path, f"column {name} {problem}")
         rows = check(record_batch)
         if rows is None:
             raise _find_bad_row(path, record_batch, schema, _rows_before(file, index))
@@ -167,6 +171,8 @@ def check_names(path: SourcePath | str, found: Sequence[str], needed: Sequence[s
 
 def plain_column(column: pa.Array) -> pa.Array:
     """Return a column without a type that only some of Arrow's functions take: extensions, views, short numbers."""
+    if isinstance(column.type, pa.UuidType):
+        return column_texts(column)
     if isinstance(column, pa.ExtensionArray):
         return plain_column(column.storage)
     kind = column.type

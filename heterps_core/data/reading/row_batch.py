@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.canonical_text import canonical_text
+from heterps_core.data.column_texts import canonical_texts, column_texts
 from heterps_core.data.schema import DataSchema
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -76,7 +78,7 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     texts = tuple(
         clean_lists(column, schema, is_padded=is_padded)
         if name in schema.list_columns
-        else _clean(column, schema, is_padded=is_padded)
+        else clean(column, schema, is_padded=is_padded)
         for name, column in zip(schema.slot_columns, columns, strict=True)
     )
     # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
@@ -112,7 +114,7 @@ def _are_weights(values: npt.NDArray[np.float64]) -> bool:
 
 def _labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDArray[np.uint8] | None:
     """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
-    texts = _clean(column, schema, is_padded=is_padded)
+    texts = clean(column, schema, is_padded=is_padded)
     known = texts.dictionary if pa.types.is_dictionary(texts.type) else texts
     is_click, is_none = (
         pc.is_in(known, pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
@@ -160,23 +162,12 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
 
 
-def column_texts(column: pa.Array) -> pa.StringArray:
-    """Return an Arrow column of any plain type as texts; true and false become 1 and 0."""
-    if pa.types.is_string(column.type):
-        return column
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_boolean(column.type):
-        column = column.cast(pa.int8())
-    return column.cast(pa.string())
-
-
 def clean_lists(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.ListArray:
     """Return a column of lists, or of texts that the schema's separator cuts into lists, as lists of texts."""
     if not is_list(column.type):
         column = pc.split_pattern(column_texts(column), schema.list_separator)
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
-    values = _clean(column.flatten(), schema, is_padded=is_padded)
+    values = clean(column.flatten(), schema, is_padded=is_padded)
     offsets = pa.array(np.cumsum([0, *counts.tolist()]), pa.int32())
     return pa.ListArray.from_arrays(offsets, values)
 
@@ -194,7 +185,7 @@ def is_list(column_type: pa.DataType) -> bool:
 def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.DoubleArray | None:
     """Return a column as float64 with nulls where missing, or None if a text is no number."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = _clean(column, schema, is_padded=is_padded)
+        texts = clean(column, schema, is_padded=is_padded)
         column = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     try:
         return column.cast(pa.float64(), safe=False)
@@ -202,16 +193,24 @@ def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.
         return None
 
 
-def _clean(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.StringArray | pa.DictionaryArray:
-    """Return a column as texts without padding, null where a missing marker stands."""
+def clean(
+    column: pa.Array, schema: DataSchema, *, is_padded: bool, in_any_form: bool = False
+) -> pa.StringArray | pa.DictionaryArray:
+    """Return a column as texts without padding, null where a missing marker stands.
+
+    In a dictionary, or as asked, markers are found in any form: 999.0 for 999.
+    """
     if pa.types.is_dictionary(column.type):
-        texts = _clean(column.dictionary, schema, is_padded=is_padded)
+        texts = clean(column.dictionary, schema, is_padded=is_padded, in_any_form=True)
         return pa.DictionaryArray.from_arrays(column.indices, texts)
     texts = column_texts(column)
     if is_padded:
         texts = pc.ascii_trim(texts, characters=" ")
     if schema.missing_markers:
-        is_marker = pc.is_in(texts, pa.array(schema.missing_markers, pa.string()))
+        markers, forms = schema.missing_markers, texts
+        if in_any_form:
+            markers, forms = tuple(map(canonical_text, markers)), canonical_texts(texts)
+        is_marker = pc.is_in(forms, pa.array(markers, pa.string()))
         texts = pc.if_else(is_marker, pa.scalar(None, pa.string()), texts)
     return texts
 
