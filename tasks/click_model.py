@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
+from heterps_core.serving.raw_columns import SOURCE, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,27 +32,55 @@ class ClickModel:
         """Which columns the model takes."""
         return self._predictor.schema
 
-    def predict(
-        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
-    ) -> npt.NDArray[np.float64]:
+    def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> npt.NDArray[np.float64]:
         """Return click probabilities [N] of N rows of raw columns, [N, labels] of a model of several labels.
 
         Args:
             model_input: The numeric columns and the slots of the schema, under their names, in any order and of any
-                type; others are ignored. Ids of more than 15 digits should be texts, as MLflow makes whole numbers
-                with missing ones among them floating.
+                type; others are ignored. A DataFrame, {column: values}, [{column: value}] or one {column: value}, as
+                MLflow's server makes them of all forms of its JSON. Ids of more than 15 digits should be texts, as
+                MLflow makes whole numbers with missing ones among them floating, which is refused from 2^53 on.
 
         Raises:
             MlflowException: A column is missing, or a numeric one holds what is no number; MLflow's server answers
                 with its line and no stack trace.
         """
-        columns = {str(name): model_input[name].tolist() for name in model_input.columns}
         try:
-            return self._predictor.predict(columns)
+            return self._predictor.predict(_columns(model_input, self.schema))
         except DataError as error:
             from mlflow.exceptions import MlflowException
 
             raise MlflowException.invalid_parameter_value(str(error)) from error
+
+
+def _columns(given: Any, schema: DataSchema) -> Columns:
+    """Return the columns of any of the forms that `ClickModel.predict` takes."""
+    import pandas as pd
+
+    columns: dict[str, Any]
+    if isinstance(given, pd.DataFrame):
+        columns = {str(name): column for name, column in given.items()}
+        return columns
+    if isinstance(given, Mapping):
+        is_row = any(_is_plain(value) for name, value in given.items() if name not in schema.list_columns)
+        return {str(name): [_unwrapped(value)] if is_row else value for name, value in given.items()}
+    if isinstance(given, list | np.ndarray) and len(given) and all(isinstance(row, Mapping) for row in given):
+        names = dict.fromkeys(name for row in given for name in row)
+        return {str(name): [_unwrapped(row.get(name)) for row in given] for name in names}
+    raise DataError(
+        SOURCE,
+        f"must name their columns, as a DataFrame, {{column: values}} or [{{column: value}}] does, got "
+        f"{type(given).__name__}",
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
+
+
+def _unwrapped(value: Any) -> Any:
+    """Return the value of an array of no dimension, as MLflow makes them of JSON; all else as it is."""
+    return value.tolist() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def example_rows(schema: DataSchema) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import outgrown_tables
+from heterps_core.data.features import TEXT_RULE
 from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
@@ -202,6 +203,7 @@ def prepare_data(
     night: Night | None = None,
     slot_rows: tuple[int, ...] | None = None,
     numeric_transform: NumericTransform | None = None,
+    text_rule: int = TEXT_RULE,
     late_rows: str = TELL,
     data_checks: str | None = None,
 ) -> PreparedClicks:
@@ -215,6 +217,7 @@ def prepare_data(
             None does not look.
         slot_rows: Rows of each table, of the model that is to go on; None to choose them by the values.
         numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
+        text_rule: Of that model, see `FeatureSpec`.
 
     Raises:
         DataError: The source cannot be read; names day, file and line.
@@ -243,7 +246,7 @@ def prepare_data(
             best_reachable=None,
         )
     night = _with_late_files(workspace, source, night, name=name, late_rows=late_rows)
-    way = _short_hash(f"{slot_rows} {numeric_transform}")
+    way = _short_hash(f"{slot_rows} {numeric_transform} {text_rule}")
     with _damage_of(night):
         night = replace(
             night,
@@ -259,6 +262,7 @@ def prepare_data(
             buckets_per_slot=slot_rows,
             eval_source=night.eval_files,
             numeric_transform=numeric_transform,
+            text_rule=text_rule,
             # A folder of its own, so that no other night takes its place.
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )

@@ -166,6 +166,7 @@ def begin_run(
         night=night,
         slot_rows=start.slot_rows,
         numeric_transform=start.numeric_transform,
+        text_rule=start.text_rule,
         late_rows=asked.late_rows,
         # What was let pass once is not asked again.
         data_checks=None if is_resumed else asked.data_checks,

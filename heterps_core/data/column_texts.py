@@ -43,16 +43,9 @@ def canonical_texts(values: pa.Array) -> pa.Array:
     if not len(places):
         return values
     texts = values.take(pa.array(places))
-    if len(places) > _WORTH_A_PATTERN:
-        is_decimal = pc.fill_null(pc.match_substring_regex(texts, _DECIMAL), False)
-        decimals = pc.ascii_rtrim(pc.ascii_rtrim(texts.filter(is_decimal), "0"), ".")
-        others = texts.filter(pc.invert(is_decimal))
-        texts = pc.replace_with_mask(pc.replace_with_mask(texts, is_decimal, decimals), pc.invert(is_decimal), _each_canonical(others))
-    else:
-        texts = _each_canonical(texts)
     is_other = np.zeros(len(values), dtype=bool)
     is_other[places] = True
-    return pc.replace_with_mask(values, pa.array(is_other), texts)
+    return pc.replace_with_mask(values, pa.array(is_other), _each_canonical(texts))
 
 
 def lost_digits(column: pa.Array) -> str | None:
@@ -69,13 +62,20 @@ def lost_digits(column: pa.Array) -> str | None:
     if not len(lost):
         return None
     return (
-        f"must hold categories that can be told from each other, but holds {lost[0]:.0f} as a {column.type}, which is "
-        f"exact below {exact_below:.0f} only; write such ids as whole numbers (int64, in pandas Int64) or as texts"
+        f"must hold categories that can be told from each other, but holds {lost[0]:.17g} as a {column.type}, "
+        f"which is exact below {exact_below:.0f} only; write ids as whole numbers (int64, in pandas Int64) or texts"
     )
 
 
 def _each_canonical(texts: pa.StringArray) -> pa.StringArray:
-    return pa.array([None if text is None else canonical_text(text) for text in texts.to_pylist()], pa.string())
+    if len(texts) <= _WORTH_A_PATTERN:
+        written = [None if text is None else canonical_text(text) for text in texts.to_pylist()]
+        return pa.array(written, pa.string())
+    is_decimal = pc.match_substring_regex(texts, _DECIMAL).fill_null(False)
+    is_other = pc.invert(is_decimal)
+    others = [None if text is None else canonical_text(text) for text in texts.filter(is_other).to_pylist()]
+    decimals = pc.ascii_rtrim(pc.ascii_rtrim(texts, "0"), ".")
+    return pc.replace_with_mask(decimals, is_other, pa.array(others, pa.string()))
 
 
 def _flags(characters: str) -> npt.NDArray[np.bool_]:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from heterps_core.data.distinct_values import ColumnValues
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import TEXT_RULE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument, JsonForm
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised whenever the same source would give other files, so that older caches are not reused."""
 
 MANIFEST_NAME = "manifest.json"
@@ -152,6 +152,7 @@ def compute_fingerprint(
     *,
     num_eval_sources: int = 0,
     numeric_transform: NumericTransform | None = None,
+    text_rule: int = TEXT_RULE,
 ) -> str:
     """Return a hash of everything that decides what a prepared dataset holds.
 
@@ -163,6 +164,7 @@ def compute_fingerprint(
         "schema": schema.to_json(),
         "buckets_per_slot": buckets_per_slot,
         "eval_fraction": eval_fraction,
+        "text_rule": text_rule,
     }
     if num_eval_sources:
         document["num_eval_sources"] = num_eval_sources

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS
+from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS, TEXT_RULE
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -66,6 +66,7 @@ def prepare_dataset(
     eval_fraction: float = 0.2,
     eval_source: Source | None = None,
     numeric_transform: NumericTransform | None = None,
+    text_rule: int = TEXT_RULE,
     out_dir: Path | str,
 ) -> PreparedDataset:
     """Make a prepared dataset of a table of clicks, or reuse the one that is there.
@@ -88,6 +89,7 @@ def prepare_dataset(
             row is held out unless it is 0.
         eval_source: Rows to hold out, later than all of `source`, which is trained on then as a whole.
         numeric_transform: Of the model that is to go on with these rows; by default fitted on those to train on.
+        text_rule: Of that model, see `FeatureSpec`.
         out_dir: Folder of the prepared dataset; its parent is made if it is not there.
 
     Raises:
@@ -113,6 +115,7 @@ def prepare_dataset(
             eval_fraction,
             num_eval_sources=len(eval_files),
             numeric_transform=numeric_transform,
+            text_rule=text_rule,
         )
         present = read_manifest(folder_of(out_dir))
         if present is not None and present.fingerprint == fingerprint:
@@ -132,6 +135,7 @@ def prepare_dataset(
                 buckets_per_slot=buckets_per_slot,
                 eval_fraction=eval_fraction,
                 numeric_transform=numeric_transform,
+                text_rule=text_rule,
                 sources=sources,
                 fingerprint=fingerprint,
             )
@@ -162,6 +166,7 @@ def _prepare_rows(
     buckets_per_slot: int | Sequence[int] | None,
     eval_fraction: float,
     numeric_transform: NumericTransform | None,
+    text_rule: int,
     sources: tuple[SourceFile, ...],
     fingerprint: str,
 ) -> DatasetManifest:
@@ -201,7 +206,7 @@ def _prepare_rows(
     manifest = DatasetManifest(
         fingerprint=fingerprint,
         schema=schema,
-        features=schema.features(slot_rows),
+        features=schema.features(slot_rows, text_rule=text_rule),
         numeric_transform=numeric_transform
         or NumericTransform(is_count=(), means=(), standard_deviations=()),
         eval_fraction=eval_fraction,
@@ -226,7 +231,7 @@ def _prepare_rows(
         column.table_rows(manifest.num_train_rows) if schema.dynamic_ids is None else column.dynamic_rows
         for column in manifest.columns
     )
-    return replace(manifest, features=schema.features(by_values))
+    return replace(manifest, features=schema.features(by_values, text_rule=text_rule))
 
 
 class _TakenFile(NamedTuple):

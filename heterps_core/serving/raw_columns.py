@@ -5,8 +5,8 @@ A caller's types are looser than a file's; what can be read is read as the file 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from heterps_core.data.column_texts import column_texts, lost_digits
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.parquet_reader import plain_column
 from heterps_core.data.reading.row_batch import clean, clean_lists, shorten
 from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.data.schema import DataSchema
@@ -57,7 +58,7 @@ def model_input(
 
 def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:
     """Return a numeric column [N], NaN where missing."""
-    array = _arrow(name, values)
+    array = _arrow(values, lambda value: _as_text(name, value, is_category=False))
     if pa.types.is_string(array.type):
         array = _without_markers(pc.utf8_trim_whitespace(array), schema)
     try:
@@ -79,58 +80,72 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
 
 def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.DictionaryArray:
     """Return a categorical column [N] as indices into texts, null where missing."""
-    array = _arrow(name, values)
+    array = _arrow(values, lambda value: _as_text(name, value))
+    _check_digits(name, array)
     try:
-        array = column_texts(array) if isinstance(array.type, pa.UuidType) else array
-        return clean(_categories(name, array).dictionary_encode(), schema, is_padded=schema.is_padded)
+        return clean(array.dictionary_encode(), schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
 
 
 def _lists(name: str, values: Sequence[Any], schema: DataSchema) -> pa.ListArray:
     """Return a column [N] of lists, or of texts with the schema's separator, as lists of texts."""
+
+    def as_texts(value: Any) -> list[str | None] | None:
+        if isinstance(value, list | tuple):
+            return [_as_text(name, each) for each in value]
+        text = _as_text(name, value)
+        return None if text is None else list(text.split(schema.list_separator))
+
     if not isinstance(values, pa.Array | pa.ChunkedArray):
         # pandas reads lists as arrays, of which empty ones may have another type.
         values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
-    array = _arrow(name, values)
+    array = _arrow(values, as_texts)
+    _check_digits(name, array)
     try:
-        return clean_lists(_categories(name, array), schema, is_padded=schema.is_padded)
+        return clean_lists(array, schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
 
 
-def _categories(name: str, column: pa.Array) -> pa.Array:
-    """Return a column whose values can be told from each other."""
+def _check_digits(name: str, column: pa.Array) -> None:
     problem = lost_digits(column)
     if problem is not None:
         raise DataError(SOURCE, f"column {name} {problem}")
-    return column
 
 
-def _arrow(name: str, values: Sequence[Any]) -> pa.Array:
-    """Return a column as one Arrow array with NaN as null; one of mixed types as texts."""
+def _arrow(values: Sequence[Any], as_texts: Callable[[Any], object]) -> pa.Array:
+    """Return a column as one Arrow array with NaN as null; one of mixed types as texts, or lists of texts."""
+    if isinstance(values, np.ndarray) and values.ndim > 1:
+        values = list(values)
+    if getattr(getattr(values, "dt", None), "tz", None) is not None:
+        values = cast(Any, values).dt.tz_convert(None)
     try:
         array = pa.array(values, from_pandas=True)
-    except (pa.ArrowException, OverflowError):
-        array = pa.array([_as_text(name, value) for value in values], pa.string())
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        array = pa.array([as_texts(value) for value in values])
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
+    array = plain_column(array)
     if pa.types.is_floating(array.type):
-        array = pc.if_else(pc.is_nan(array), None, array)
-    if pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type):
-        array = array.cast(pa.string())
-    return array
+        array = pc.if_else(pc.is_nan(array.cast(pa.float64())), pa.scalar(None, array.type), array)
+    return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
 
 
-def _as_text(name: str, value: Any) -> str | None:
+def _as_text(name: str, value: Any, *, is_category: bool = True) -> str | None:
     """Return one value of a mixed column as Arrow writes it in a column of its own type."""
-    try:
-        text: str | None = column_texts(_categories(name, pa.array([value], from_pandas=True)))[0].as_py()
-    except OverflowError:
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    except pa.ArrowException as error:
+    try:
+        array = pa.array(np.array([value]) if isinstance(value, np.generic) else [value], from_pandas=True)
+        if is_category:
+            _check_digits(name, array)
+        text: str | None = column_texts(array)[0].as_py()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        if isinstance(value, np.generic) and value != value:  # NaT of no unit
+            return None
         raise _no_plain_values(name, type(value).__name__) from error
     return text
 

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import TEXT_RULE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.models import sized_model, sizes_of
@@ -51,6 +51,8 @@ class Start:
     """Of each table."""
 
     numeric_transform: NumericTransform | None = None
+    text_rule: int = TEXT_RULE
+    """By which values become the texts of categories."""
 
 
 def choose_start(
@@ -62,7 +64,7 @@ def choose_start(
     schema: DataSchema,
     optimizers: Mapping[str, str],
 ) -> Start:
-    """Return what a new run begins with.
+    """Return what a new run begins with; a champion's weights keep the rule for texts that they were trained by.
 
     Args:
         day: That the night trains on; None where the data has no days.
@@ -152,10 +154,17 @@ def _optimizer_state(
 def _start_with(
     description: Mapping[str, Any], model: StartModel, *, folder: Path | None, reason: str
 ) -> Start:
+    features = FeatureSpec.from_json(description["features"])
+    if features.text_rule != TEXT_RULE:
+        reason += (
+            f"; it keeps reading categories as they are written, so that 5.0 is not 5: start_from={SCRATCH} trains a "
+            f"model that tells values alone apart"
+        )
     return Start(
         reason=reason,
         model=model,
         folder=folder,
-        slot_rows=FeatureSpec.from_json(description["features"]).slot_rows,
+        slot_rows=features.slot_rows,
+        text_rule=features.text_rule,
         numeric_transform=NumericTransform.from_json(description["numeric_transform"]),
     )

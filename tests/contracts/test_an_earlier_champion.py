@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
-from heterps_core.data.features import FeatureSpec
-from heterps_core.data.manifest import DatasetManifest
+from heterps_core.data.features import FIRST_TEXT_RULE, FeatureSpec
+from heterps_core.data.manifest import FORMAT_VERSION, DatasetManifest
 from heterps_core.data.schema import DataSchema
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor
@@ -60,18 +60,19 @@ def test_what_it_says_of_its_columns_stands_for_the_same_input_as_now():
         "multi_hot_columns",
         "sequence_columns",
         "weight_column",
+        "text_rule",
     }
     assert not added & {*description["features"], *description["schema"]}
 
     schema = DataSchema.from_json(description["schema"])
 
     features = FeatureSpec.from_json(description["features"])
-    assert schema.features(features.slot_rows) == features
+    assert schema.features(features.slot_rows, text_rule=FIRST_TEXT_RULE) == features
     assert (features.num_ids, features.num_labels, schema.weight_columns) == (2, 1, ())
     sources = {"columns": [], "sources": [], "file_groups": [3], "fingerprint": "f", "eval_fraction": 0.2}
     counts = {"num_train_rows": 8, "num_eval_rows": 2, "num_sampled_rows": 8, "num_sampled_clicks": 2}
     written = {key: description[key] for key in ("schema", "features", "numeric_transform")}
-    manifest = DatasetManifest.from_json({"format_version": 3, **sources, **counts, **written})
+    manifest = DatasetManifest.from_json({"format_version": FORMAT_VERSION, **sources, **counts, **written})
     assert (manifest.schema, manifest.features) == (schema, features)
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from heterps_core.data.manifest import MANIFEST_NAME
+from heterps_core.data.manifest import FORMAT_VERSION, MANIFEST_NAME
 from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
 from infra.workspace import Workspace
@@ -181,7 +181,9 @@ def test_files_of_a_night_that_another_version_prepared_are_not_taken_for_late_o
     workspace = Workspace(root=tmp_path).create()
     before = prepare_night(workspace, days, "2026-11-01")
     manifest = Path(before.directory) / MANIFEST_NAME
-    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 2'))
+    manifest.write_text(
+        manifest.read_text().replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 2')
+    )
 
     assert prepare_night(workspace, days, "2026-11-02", late_rows="train").open().num_train_rows == 700
 

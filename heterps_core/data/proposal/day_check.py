@@ -197,7 +197,8 @@ def _values(texts: pa.Array) -> tuple[dict[str, int], int]:
     if is_list(texts.type):
         num_empty = pc.equal(pc.fill_null(pc.list_value_length(texts), 0), 0).true_count
         texts = texts.flatten()
-    counts = {each["values"]: each["counts"] for each in pc.value_counts(column_texts(canonical_texts(texts))).to_pylist()}
+    occurrences = pc.value_counts(column_texts(canonical_texts(texts))).to_pylist()
+    counts = {each["values"]: each["counts"] for each in occurrences}
     num_missing = counts.pop(None, 0) + counts.pop("", 0)
     return counts, num_empty or num_missing
 

@@ -38,7 +38,7 @@ def test_a_folder_without_a_complete_manifest_is_no_dataset(source, tmp_path, co
     else:
         manifest.write_text(content)
 
-    with pytest.raises(DataError, match=r"no readable manifest.json of format 3; prepare it again"):
+    with pytest.raises(DataError, match=r"no readable manifest.json of format 4; prepare it again"):
         PreparedDataset.open(tmp_path / "out")
     assert prepare(source, tmp_path / "out").num_train_rows == 82
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import FIRST_TEXT_RULE, TEXT_RULE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import CheckpointError
@@ -45,11 +45,11 @@ def champion(tmp_path):
     )
 
 
-def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE):
+def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE, text_rule=TEXT_RULE):
     description = {
         "schema_version": 1,
         "model": "ctrdnn",
-        "features": FeatureSpec(num_dense=13, slot_rows=slot_rows).to_json(),
+        "features": FeatureSpec(num_dense=13, slot_rows=slot_rows, text_rule=text_rule).to_json(),
         "schema": CRITEO_SCHEMA.to_json(),
         "numeric_transform": TRANSFORM.to_json(),
         "weights_sha256": SHA256,
@@ -88,6 +88,15 @@ def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champio
         "goes on from version 7 of 2026-11-08, with its tables and numeric transform; "
         "the optimizers go on too"
     )
+
+
+def test_a_champion_of_the_first_rule_for_texts_keeps_it_and_says_so(champion):
+    write_description(champion.folder, text_rule=FIRST_TEXT_RULE)
+
+    start = choose(champion)
+
+    assert (start.text_rule, choose(None).text_rule) == (FIRST_TEXT_RULE, TEXT_RULE)
+    assert "it keeps reading categories as they are written, so that 5.0 is not 5" in start.reason
 
 
 def test_the_optimizers_of_a_version_without_their_state_start_anew(champion):
