@@ -381,6 +381,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         prediction=prediction,
         correction=correction,
         is_estimated=bool(profiled.estimated_device_types),
+        uncounted=profiled.graph.uncounted_text,
         tables=tables_table(
             run.dataset.manifest.columns,
             run.dataset.features.slot_rows,

@@ -26,8 +26,10 @@ class LayerKind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
+class Layer(JsonDocument):
     """One layer of the chain."""
+
+    json_form = JsonForm(omits_defaults=True)
 
     name: str
     kind: LayerKind
@@ -45,10 +47,16 @@ class Layer:
     """Activation that leaves, in float32; what crosses a boundary behind this layer."""
 
     forward_flops_per_sample: float
-    """Of matrix products alone; the backward pass takes twice as many."""
+    """Of matrix products alone."""
 
     looked_up_bytes_per_sample: int
     """Rows that an embedding reads for one sample; 0 for other kinds."""
+
+    backward_flops_per_sample: float | None = None
+    """None for twice the forward ones."""
+
+    uncounted: tuple[str, ...] = ()
+    """Operations and functions whose work is not in the counts: estimates take the measured time as their base."""
 
     @property
     def state_bytes(self) -> int:
@@ -77,6 +85,17 @@ class ModelGraph(JsonDocument):
     def state_bytes(self) -> int:
         """Parameters and optimizer state of all layers."""
         return sum(layer.state_bytes for layer in self.layers)
+
+    @property
+    def uncounted_text(self) -> str:
+        """The layers that hold work without a count, and which; empty for none."""
+        named = [f"{layer.name} ({', '.join(layer.uncounted)})" for layer in self.layers if layer.uncounted]
+        if not named:
+            return ""
+        return (
+            f"work that could not be counted: {'; '.join(named)}; on device types that are not at hand these layers "
+            f"are planned with the time measured here, by whichever of arithmetic and memory gains less there"
+        )
 
     def without_table_sizes(self) -> ModelGraph:
         """Return the graph as it would be of the same model with any number of rows in its tables."""

@@ -1,12 +1,21 @@
-"""From a chain of torch layers to a ModelGraph: sizes from the layers, work from one counted forward pass."""
+"""From a chain of torch layers to a ModelGraph: sizes from the layers, work from one counted pass in training mode.
+
+Torch's fused paths hide products from its counter, so attention and recurrent layers are traced unfused. Work that
+has no formula (operations of extensions, custom autograd functions without a counted product) is named by the graph.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.autograd.function import BackwardCFunction
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
@@ -14,9 +23,47 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.units import BYTES_PER_FLOAT32
 
 TRACED_ROWS = 8
+
+OWN_NAMESPACES = ("aten", "prim", "prims")
+
+WITHOUT_FORMULA = (
+    "_cdist",
+    "_fft",
+    "_linalg",
+    "_scaled_dot_product",
+    "_transformer_encoder",
+    "_native_multi_head_attention",
+    "_trilinear",
+    "cholesky",
+    "fft",
+    "linalg",
+    "lu_",
+    "quantized",
+    "triangular_solve",
+)
+"""Torch's own operations that do more than move their tensors, and that its counter does not know."""
+
 BYTES_PER_ROW_NUMBER = 8
 BYTES_PER_DYNAMIC_ID = 16
 """Its key, how often it was seen, and on which day."""
+
+
+def _recurrent_flops(
+    input_shape: Sequence[int], input_weight: Sequence[int], hidden_weight: Sequence[int], *_: Any, **__: Any
+) -> int:
+    """Return the operations of a recurrent layer's forward pass: two products for each row of each step."""
+    return 2 * math.prod(input_shape[:-1]) * (math.prod(input_weight) + math.prod(hidden_weight))
+
+
+def _recurrent_backward_flops(*shapes: Any, **named: Any) -> int:
+    return 2 * _recurrent_flops(*shapes, **named)
+
+
+FORMULAS = {
+    torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
+    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
+}
+"""Of operations that torch's counter leaves out: LSTM on a CPU."""
 
 
 def trace_chain(
@@ -65,28 +112,95 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
 def _dense_layer(
     name: str, module: nn.Module, input_shape: tuple[int, ...], optimizer_values_per_parameter: int
 ) -> tuple[Layer, tuple[int, ...]]:
-    counter = FlopCounterMode(display=False)
-    was_training = module.training
-    # In training mode a batch normalisation would learn from the zeros.
-    module.eval()
-    with torch.no_grad(), counter:
-        output: Tensor = module(torch.zeros(TRACED_ROWS, *input_shape))
-    module.train(was_training)
-    flops = counter.get_total_flops() / TRACED_ROWS
+    work = _traced_work(module, input_shape)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    output_shape = tuple(output.shape[1:])
     layer = Layer(
         name=name,
-        kind=_dense_kind(has_products=flops > 0, has_parameters=num_parameters > 0),
+        kind=_dense_kind(has_products=work.forward_flops > 0, has_parameters=num_parameters > 0),
         is_sharded=False,
         parameter_bytes=num_parameters * BYTES_PER_FLOAT32,
         optimizer_state_bytes=num_parameters * optimizer_values_per_parameter * BYTES_PER_FLOAT32,
         input_bytes_per_sample=math.prod(input_shape) * BYTES_PER_FLOAT32,
-        output_bytes_per_sample=math.prod(output_shape) * BYTES_PER_FLOAT32,
-        forward_flops_per_sample=flops,
+        output_bytes_per_sample=math.prod(work.output_shape) * BYTES_PER_FLOAT32,
+        forward_flops_per_sample=work.forward_flops,
+        backward_flops_per_sample=(
+            None if work.backward_flops == 2 * work.forward_flops else work.backward_flops
+        ),
         looked_up_bytes_per_sample=0,
+        uncounted=work.uncounted,
     )
-    return layer, output_shape
+    return layer, work.output_shape
+
+
+class _Work(NamedTuple):
+    """What one sample asks of a module in training; `output_shape` is that of a sample."""
+
+    output_shape: tuple[int, ...]
+    forward_flops: float
+    backward_flops: float
+    uncounted: tuple[str, ...]
+
+
+def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
+    """Run a module forward and backward on zeros; its state and the random numbers stay as they were."""
+    counter, operations = FlopCounterMode(display=False, custom_mapping=FORMULAS), _Operations()
+    was_training = {child: child.training for child in module.modules()}
+    buffers = {buffer: buffer.clone() for buffer in module.buffers()}
+    unfused = sdpa_kernel(SDPBackend.MATH)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, counter, operations:
+        module.train()
+        entering = torch.zeros(TRACED_ROWS, *input_shape, requires_grad=True)
+        # A copy, so that a layer may work in place.
+        leaving: Tensor = module(entering.clone())
+        forward_flops = counter.get_total_flops()
+        functions = _custom_functions(leaving)
+        if leaving.requires_grad:
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            torch.autograd.grad(leaving.sum(), [entering, *trained], allow_unused=True)
+    for child, mode in was_training.items():
+        child.training = mode
+    with torch.no_grad():
+        for buffer, value in buffers.items():
+            buffer.copy_(value)
+    uncounted = operations.uncounted | (functions if forward_flops == 0 else set())
+    return _Work(
+        output_shape=tuple(leaving.shape[1:]),
+        forward_flops=forward_flops / TRACED_ROWS,
+        backward_flops=(counter.get_total_flops() - forward_flops) / TRACED_ROWS,
+        uncounted=tuple(sorted(uncounted)),
+    )
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operations that may hold products without a formula of the counter."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.uncounted: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        is_known = func.overloadpacket in flop_registry or func.overloadpacket in FORMULAS
+        is_known = is_known or torch.Tag.reduction in func.tags
+        if not is_known and (namespace not in OWN_NAMESPACES or name.startswith(WITHOUT_FORMULA)):
+            self.uncounted.add(f"{namespace}::{name.partition('.')[0]}")
+        return func(*args, **(kwargs or {}))
+
+
+def _custom_functions(tensor: Tensor) -> set[str]:
+    """Return the names of the custom autograd functions that made a tensor: what they run may be no torch."""
+    found: set[str] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [tensor.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            found.add(type(node).__name__.removesuffix("Backward"))
+        waiting += [following for following, _ in node.next_functions]
+    return found
 
 
 def _dense_kind(*, has_products: bool, has_parameters: bool) -> LayerKind:

@@ -78,14 +78,15 @@ def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
     moved = batch_size * (layer.input_bytes_per_sample + layer.output_bytes_per_sample)
     looked_up = batch_size * layer.looked_up_bytes_per_sample
     dense_bytes = 0 if layer.is_sharded else layer.parameter_bytes
-    flops = batch_size * layer.forward_flops_per_sample
     operations = NUM_OPERATIONS[layer.kind]
     return {
         "forward": Work(
-            flops=flops, num_bytes=moved + looked_up + dense_bytes, num_operations=operations["forward"]
+            flops=batch_size * layer.forward_flops_per_sample,
+            num_bytes=moved + looked_up + dense_bytes,
+            num_operations=operations["forward"],
         ),
         "backward": Work(
-            flops=FULLY_CONNECTED_BACKWARD_PRODUCTS * flops,
+            flops=_backward_flops(layer, batch_size=batch_size),
             num_bytes=0 if layer.is_sharded else 2 * moved + looked_up + 2 * dense_bytes,
             num_operations=operations["backward"],
         ),
@@ -95,6 +96,12 @@ def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
             num_operations=operations["update"] if layer.is_sharded or dense_bytes else 0,
         ),
     }
+
+
+def _backward_flops(layer: Layer, *, batch_size: int) -> float:
+    if layer.backward_flops_per_sample is not None:
+        return batch_size * layer.backward_flops_per_sample
+    return FULLY_CONNECTED_BACKWARD_PRODUCTS * batch_size * layer.forward_flops_per_sample
 
 
 def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind, str], float]:
@@ -117,6 +124,8 @@ def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind
     measured_seconds: dict[tuple[LayerKind, str], float] = {}
     limit_seconds: dict[tuple[LayerKind, str], float] = {}
     for layer, timing in zip(graph.layers, measured.timings, strict=True):
+        if layer.uncounted:
+            continue
         for phase, work in layer_work(layer, batch_size=measured.batch_size).items():
             key = (layer.kind, phase)
             seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(speed)
@@ -139,6 +148,9 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     time and not 19: docs/LOG.md.) Alpha follows from the estimates at the two batch sizes as it does from
     measurements.
 
+    A layer that holds uncounted work takes :math:`n \lambda' + (t - n \lambda) \max(F / F', M / M')`: the measured
+    time, by whichever rate gains less.
+
     Ignored: copies between host and accelerator (PCIe) and the preparation of input, which training overlaps with
     computation; that the host's Python may start operations more slowly than the launch time says, and that some,
     such as sorting, are several kernels on an accelerator; caches; clocks that fall under load; that a kind may
@@ -158,7 +170,8 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     speed = MachineSpeed.published(device_type)
     factors = slowdowns(graph, measured)
     is_alike = device_type.kind is DeviceKind.CPU and measured.device_type == LOCAL_DEVICE_TYPE
-    here = measured.machine_speed if is_alike else None
+    here = measured.machine_speed
+    assert here is not None  # `slowdowns` has refused it.
     network = Link(
         latency_seconds=measured.exchange_link.latency_seconds,
         bandwidth_bytes_per_s=device_type.tensor_bandwidth_bytes_per_s,
@@ -166,7 +179,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
 
     def estimated(timings: Sequence[LayerTiming], batch_size: int) -> tuple[LayerTiming, ...]:
         return tuple(
-            _estimated(layer, timing, batch_size, (here, speed), factors, device_type)
+            _estimated(layer, timing, batch_size, (here, speed), factors, device_type, is_alike=is_alike)
             for layer, timing in zip(graph.layers, timings, strict=True)
         )
 
@@ -188,12 +201,17 @@ def _estimated(
     layer: Layer,
     timing: LayerTiming,
     batch_size: int,
-    speeds: tuple[MachineSpeed | None, MachineSpeed],
+    speeds: tuple[MachineSpeed, MachineSpeed],
     factors: Mapping[tuple[LayerKind, str], float],
     device_type: DeviceType,
+    *,
+    is_alike: bool,
 ) -> LayerTiming:
-    """Estimate a layer; `speeds` are that of the measured machine, where it is a CPU like the other, and its own."""
-    here, speed = speeds
+    """Estimate a layer; `speeds` are those of the measured machine and of the device type."""
+    measured, speed = speeds
+    if layer.uncounted:
+        return _scaled(layer, timing, batch_size, measured, speed)
+    here = measured if is_alike else None
     estimate: dict[str, Any] = {}
     shown = []
     for phase, work in layer_work(layer, batch_size=batch_size).items():
@@ -209,4 +227,22 @@ def _estimated(
             MS_PER_S * (work.launch_seconds(speed) + limit_seconds + beside_seconds)
         )
     source = f"roofline of {device_type.name}'s published figures, as measured here: {', '.join(shown)}"
+    return replace(timing, **estimate, is_estimated=True, source=source)
+
+
+def _scaled(
+    layer: Layer, timing: LayerTiming, batch_size: int, here: MachineSpeed, there: MachineSpeed
+) -> LayerTiming:
+    """Estimate a layer whose work was not counted: its measured time, by whichever rate of the two gains less."""
+    factor = max(
+        here.flops_per_s / there.flops_per_s,
+        here.memory_bandwidth_bytes_per_s / there.memory_bandwidth_bytes_per_s,
+    )
+    estimate: dict[str, Any] = {}
+    for phase, work in layer_work(layer, batch_size=batch_size).items():
+        seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(here)
+        estimate[phase] = Timing.estimated(
+            MS_PER_S * (work.launch_seconds(there) + factor * max(seconds, 0.0))
+        )
+    source = f"{', '.join(layer.uncounted)} not counted: {factor:.3g} times the measured time"
     return replace(timing, **estimate, is_estimated=True, source=source)

@@ -214,6 +214,8 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         facts.append(
             ("note", "times of device types that are not at hand are estimates from published figures")
         )
+    if report.uncounted:
+        facts.append(("not counted", report.uncounted))
     return Section(title="Plan", blocks=[Facts(pairs=facts), *more])
 
 

@@ -62,6 +62,9 @@ class PlanReport:
 
     """None where the cheapest plan was asked for."""
 
+    uncounted: str = ""
+    """Layers whose work could not be counted; see `ModelGraph.uncounted_text`."""
+
     tables: Table
     """Of the categorical columns: their values, and how many collide."""
 
@@ -79,7 +82,8 @@ class PlanReport:
     @property
     def tables_text(self) -> str:
         """What stands behind the reasons: the tensors at the cuts, and the columns."""
-        return "\n\n".join(table_text(table) for table in (self.cuts, self.tables) if table is not None)
+        tables = [table_text(table) for table in (self.cuts, self.tables) if table is not None]
+        return "\n\n".join([*([self.uncounted] if self.uncounted else []), *tables])
 
     @property
     def chosen(self) -> SearchResult:

@@ -1,5 +1,10 @@
 """Sizes and work of CTR-DNN worked by hand."""
 
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.models.chain import build_chain
@@ -40,3 +45,128 @@ def test_a_graph_changes_its_fingerprint_with_any_size():
     ]
 
     assert graphs[0].fingerprint() == graphs[1].fingerprint() != graphs[2].fingerprint()
+
+
+LENGTH, WIDTH, HEADS, HIDDEN = 5, 16, 4, 32
+PROJECTIONS = 2 * LENGTH * WIDTH * 4 * WIDTH
+"""Of queries, keys, values and output."""
+
+SCORES = 2 * 2 * LENGTH * LENGTH * WIDTH
+"""Queries by keys, and weights by values; as much for any number of heads."""
+
+
+class Trained(nn.Module):
+    """A module, or a function beside a parameter."""
+
+    def __init__(self, run, module=None):
+        super().__init__()
+        self.module = module or nn.Linear(1, 1)
+        self._run = run
+
+    def forward(self, rows):
+        return self._run(self.module, rows)
+
+
+def in_heads(rows):
+    return rows.view(len(rows), LENGTH, HEADS, -1).transpose(1, 2)
+
+
+class Unseen(torch.autograd.Function):
+    """A product that torch does not run."""
+
+    @staticmethod
+    def forward(context, rows):
+        return torch.from_numpy(rows.detach().numpy() @ rows.detach().numpy().swapaxes(1, 2))
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.zeros(len(gradient), LENGTH, WIDTH)
+
+
+def layer_of(module):
+    """Trace a module of sequences beside an embedding."""
+    embedding = next(
+        build_chain("ctrdnn", FeatureSpec(num_dense=0, slot_rows=(10,) * LENGTH), seed=0).children()
+    )
+    whole = nn.Sequential()
+    whole.add_module("embedding", embedding)
+    whole.add_module("shape", nn.Unflatten(1, (LENGTH, WIDTH)))
+    whole.add_module("block", module)
+    graph = trace_chain("m", whole, dense_optimizer_values_per_parameter=2, row_optimizer=RowWiseAdagrad)
+    return graph.layers[-1]
+
+
+def lstm(module, rows):
+    return module(rows)[0]
+
+
+@pytest.mark.parametrize(
+    ("module", "forward"),
+    [
+        (
+            Trained(lambda a, x: a(x, x, x)[0], nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)),
+            PROJECTIONS + SCORES,
+        ),
+        (
+            Trained(
+                lambda a, x: a(x, x, x, need_weights=False)[0],
+                nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+            ),
+            PROJECTIONS + SCORES,
+        ),
+        (
+            nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True),
+            PROJECTIONS + SCORES + 2 * 2 * LENGTH * WIDTH * HIDDEN,
+        ),
+        (Trained(lambda _, x: F.scaled_dot_product_attention(in_heads(x), in_heads(x), in_heads(x))), SCORES),
+        (Trained(lambda _, x: torch.bmm(x, x.transpose(1, 2))), SCORES / 2),
+        (Trained(lambda _, x: torch.einsum("bld,bmd->blm", x, x)), SCORES / 2),
+        (nn.Conv1d(LENGTH, 7, 3), 2 * 7 * LENGTH * 3 * (WIDTH - 2)),
+        (Trained(lstm, nn.GRU(WIDTH, HIDDEN, batch_first=True)), 2 * LENGTH * 3 * HIDDEN * (WIDTH + HIDDEN)),
+        (Trained(lstm, nn.LSTM(WIDTH, HIDDEN, batch_first=True)), 2 * LENGTH * 4 * HIDDEN * (WIDTH + HIDDEN)),
+    ],
+    ids=["mha", "mha-fused", "encoder", "sdpa", "bmm", "einsum", "conv", "gru", "lstm"],
+)
+def test_products_are_counted_as_worked_by_hand(module, forward):
+    layer = layer_of(module)
+
+    assert layer.forward_flops_per_sample == forward
+    assert layer.uncounted == ()
+    # Gradients of both factors; a recurrent layer has none of its first state.
+    backward = layer.backward_flops_per_sample
+    assert backward is None or 1.5 * forward < backward < 2 * forward
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_products_of_a_scripted_module_are_counted():
+    layer = layer_of(torch.jit.script(nn.Linear(WIDTH, 8)))
+
+    assert layer.forward_flops_per_sample == 2 * LENGTH * WIDTH * 8
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (Trained(lambda b, x: b(x, x), nn.Bilinear(WIDTH, WIDTH, 4)), ("aten::_trilinear",)),
+        (Trained(lambda _, x: torch.cdist(x, x)), ("aten::_cdist_backward", "aten::_cdist_forward")),
+        (Trained(lambda _, x: Unseen.apply(x)), ("Unseen",)),
+        (Trained(lambda _, x: torch.relu(x)), ()),
+        (nn.LayerNorm(WIDTH), ()),
+    ],
+)
+def test_work_without_a_formula_is_named(module, names):
+    assert layer_of(module).uncounted == names
+
+
+def test_tracing_leaves_statistics_modes_and_random_numbers_as_they_were():
+    norm = nn.BatchNorm1d(LENGTH)
+    frozen = nn.Sequential(norm, nn.Dropout(0.5).eval())
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+
+    layer_of(frozen)
+
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(norm.running_var, torch.ones(LENGTH))
+    assert norm.num_batches_tracked == 0
+    assert [module.training for module in frozen.modules()] == [True, True, False]

@@ -96,6 +96,27 @@ def test_a_card_misses_its_roofline_as_the_core_that_was_measured():
     assert rows.backward.median_ms == 0.0
 
 
+def test_a_layer_whose_work_was_not_counted_gains_what_the_slower_rate_gains():
+    graph = replace(
+        GRAPH, layers=(EMBEDDING, replace(DENSE, forward_flops_per_sample=0.0, uncounted=("my::op",)))
+    )
+    card = replace(
+        DEVICE_TYPES["gpu-t4"],
+        peak_fp32_flops_per_s=100 * SPEED.flops_per_s,
+        memory_bandwidth_bytes_per_s=10 * SPEED.memory_bandwidth_bytes_per_s,
+        kernel_launch_seconds=0.0,
+    )
+
+    block = estimate_profile(graph, make_profile(graph=graph), card).timings[1]
+
+    # A tenth of what was measured, less one launch of 1 ms forward and three backward.
+    assert block.forward.median_ms == pytest.approx((1_000 - 1) / 10)
+    assert block.backward.median_ms == pytest.approx((2_000 - 3) / 10)
+    assert block.source.startswith("my::op not counted")
+    assert "fc (my::op)" in graph.uncounted_text
+    assert GRAPH.uncounted_text == ""
+
+
 @pytest.mark.parametrize("name", sorted(DEVICE_TYPES))
 def test_every_estimate_is_marked_and_says_from_what(name):
     estimate = estimate_profile(GRAPH, make_profile(), DEVICE_TYPES[name])
