@@ -52,7 +52,7 @@ def lost_digits(column: pa.Array) -> str | None:
     """Return for people why categories of a floating column cannot be told from each other; None where they can."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary
-    elif isinstance(column, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):
+    elif type(column) in (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray):
         column = column.flatten()
     if not pa.types.is_floating(column.type):
         return None

@@ -34,7 +34,8 @@ def predict_files(
         kept: Columns of the files to copy, such as an id.
 
     Raises:
-        ConfigurationError: The name of the output has another ending, or a kept column has the name of a new one.
+        ConfigurationError: The output has another ending, is one of the files or cannot be written; a kept column has
+            the name of a new one, or a type that the output cannot hold.
         DataError: A file cannot be read, lacks a column, or has a row that cannot be predicted.
     """
     labels = predictor.schema.labels
@@ -45,7 +46,9 @@ def predict_files(
         raise ConfigurationError(
             f"columns to keep must differ from those that are added, got {', '.join(taken)}"
         )
-    part = output.with_name(f"{output.name}.part")
+    if output.absolute() in [file.absolute() for file in files]:
+        raise ConfigurationError(f"the output must be another file than the rows, got {output} for both")
+    part, kept = output.with_name(f"{output.name}.part"), tuple(dict.fromkeys(kept))
     num_rows = 0
     try:
         with ExitStack() as stack:
@@ -66,8 +69,20 @@ def predict_files(
         if num_rows == 0:
             raise DataError(", ".join(map(str, files)), "must hold at least one row to predict, got none")
         part.replace(output)
+        # Files that cannot be read are errors of their own.
+    except OSError as error:
+        reason = error.strerror or " ".join(str(error).split())
+        raise ConfigurationError(
+            f"the output {output} must be a file that can be written, but: {reason}"
+        ) from error
+    except pa.ArrowException as error:
+        raise ConfigurationError(
+            f"columns to keep must have types that a {output.suffix} file can hold, but: {error}; keep others, or "
+            f"write {_PARQUET}"
+        ) from error
     finally:
-        part.unlink(missing_ok=True)
+        if part.parent.is_dir():
+            part.unlink(missing_ok=True)
     return num_rows
 
 

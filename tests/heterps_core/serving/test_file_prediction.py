@@ -108,7 +108,9 @@ def test_a_line_with_too_few_fields_is_an_error_of_the_file(clicks, tmp_path):
     predictor, path, _ = clicks
     (tmp_path / "bad.tsv").write_text(path.read_text() + "1\t2\n")
 
-    with pytest.raises(DataError, match=r"bad\.tsv: cannot be read as rows of 40 fields"):
+    with pytest.raises(
+        DataError, match=r"bad\.tsv: cannot be read as rows of text.*Expected 40 columns, got 2"
+    ):
         predict_files(predictor, [tmp_path / "bad.tsv"], tmp_path / "out.parquet")
 
 
@@ -146,3 +148,59 @@ def test_a_csv_file_with_a_header_may_have_its_columns_in_any_order(clicks, tmp_
     np.testing.assert_allclose(
         pq.read_table(tmp_path / "out.parquet")["probability"], probabilities, atol=1e-7
     )
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("nowhere/out.csv", "must be a file that can be written, but: .*No such file or directory"),
+        ("folder.csv", "must be a file that can be written, but: Is a directory"),
+        ("rows.parquet", "must be another file than the rows"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named(clicks, tmp_path, output, message):
+    predictor, path, _ = clicks
+    (tmp_path / "folder.csv").mkdir()
+    rows = tmp_path / "rows.parquet"
+    pq.write_table(as_table(path), rows)
+
+    with pytest.raises(ConfigurationError, match=message) as error:
+        predict_files(predictor, [rows], tmp_path / output)
+
+    assert "\n" not in str(error.value)
+    assert pq.read_table(rows).num_rows == NUM_ROWS
+
+
+def test_kept_columns_that_a_text_file_cannot_hold_are_refused(clicks, tmp_path):
+    predictor, path, _ = clicks
+    table = as_table(path)
+    table = table.append_column("tags", pa.array([[1]] * len(table)))
+    pq.write_table(table, tmp_path / "rows.parquet")
+
+    with pytest.raises(ConfigurationError, match=r"types that a .csv file can hold, but: .*write .parquet"):
+        predict_files(predictor, [tmp_path / "rows.parquet"], tmp_path / "out.csv", kept=["tags"])
+    assert predict_files(predictor, [tmp_path / "rows.parquet"], tmp_path / "out.parquet", kept=["tags"])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([["a"], ["b"]]),
+        pa.array([{"a": 1}, None]),
+        pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.int8())),
+        pa.array([b"\xff", b"a"]),
+        pa.array([2.0**60, 1.0]),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_column_of_another_kind_is_named_in_one_line(clicks, tmp_path, values):
+    predictor, path, _ = clicks
+    table = as_table(path).slice(0, 2)
+    for name in ("I1", "C1"):
+        other = table.set_column(table.column_names.index(name), name, values)
+        pq.write_table(other, tmp_path / "rows.parquet")
+        if name == "I1" and pa.types.is_floating(values.type):
+            continue
+        with pytest.raises(DataError, match=rf"rows.parquet: column {name} must hold") as error:
+            predict_files(predictor, [tmp_path / "rows.parquet"], tmp_path / "out.parquet")
+        assert "\n" not in str(error.value)
