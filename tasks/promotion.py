@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import targets_of
-from heterps_core.errors import CheckpointError, ConfigurationError, OtherColumnsError
+from heterps_core.errors import CheckpointError, ConfigurationError, DataError, OtherColumnsError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.intervals import Estimate, PairedComparison
 from heterps_core.judging.quality import auc_difference
@@ -40,6 +42,8 @@ from tasks.records.model_registry import DataKind, RegisteredVersion, find_versi
 SHOWN_DIGITS = 12
 """Of a hash."""
 
+RowsAfter = Callable[[str], AbstractContextManager[PreparedDataset | None]]
+
 logger = logging.getLogger(__name__)
 
 
@@ -57,12 +61,15 @@ def promote_if_better(
     baseline: Baseline | str | None,
     judgement: HeldOutJudgement | None = None,
     judged_beside: str | None = None,
+    rows_after: RowsAfter | None = None,
 ) -> PromotionDecision | str:
     """Let a new model become champion where it passes the gates; return the decision, or why it is not judged.
 
     Where the champion has been trained on a later day, as in a back-fill, it has seen the rows: the model is judged
     against the newest champion that had not, see `opponent_of`. Its decision is written down, and a later day that is
-    back-filled goes on from it where it passed, but the champion stays: it knows days that this model does not.
+    back-filled goes on from it where it passed. It is judged a second time then, beside the champion on the rows of
+    the day after the champion's, and follows where it is proven better on them; otherwise the champion stays, as it
+    knows days that this model does not.
 
     A model of synthetic rows is not judged where the champion is of real ones, nor one of rows without days where the
     champion is of days: a trial shall not end what serves.
@@ -74,6 +81,7 @@ def promote_if_better(
         baseline: On a sample of the same rows, or why there is none; None where none was asked for.
         judgement: What the workers that trained the model found, beside version `judged_beside`; where the champion
             is another one, both models predict here.
+        rows_after: Gives the rows of the day after a day, or None where there are none; None does not look.
 
     Raises:
         CheckpointError: Files of a model are not those that were registered.
@@ -84,24 +92,34 @@ def promote_if_better(
     if champion is not None and champion.data_kind > registered.data_kind:
         of = {DataKind.FILES: "given data", DataKind.DAYS: "days"}[champion.data_kind]
         return f"the champion, version {champion.version}, has been trained on {of}, and this is not"
-    stays_champion = None
-    if champion is not None and champion.day is not None and day is not None and champion.day > day:
-        stays_champion, champion = champion.version, opponent_of(workspace, registered)
-    decision = judge_challenger(
+    judge = partial(
+        judge_challenger,
         workspace,
         run_id=run_id,
         version=version,
-        dataset=dataset,
         folder=verified_folder(workspace, registered),
-        champion=champion,
         usd_per_million_samples=usd_per_million_samples,
         planned_usd_per_million_samples=planned_usd_per_million_samples,
         gates=gates,
-        baseline=baseline,
-        judgement=judgement,
-        judged_beside=judged_beside,
-        stays_champion=stays_champion,
     )
+    judge_first = partial(
+        judge, dataset=dataset, baseline=baseline, judgement=judgement, judged_beside=judged_beside
+    )
+    if champion is None or champion.day is None or day is None or champion.day <= day:
+        decision = judge_first(champion=champion)
+    else:
+        opponent = opponent_of(workspace, registered)
+        decision = judge_first(champion=opponent, stays_champion=champion.version)
+        if decision.passed_beside_champion and rows_after is not None:
+            try:
+                with rows_after(champion.day) as rows:
+                    if rows is not None:
+                        beside = judge(dataset=rows, champion=champion, baseline=None)
+                        decision = beside if beside.is_promoted else decision
+            except DataError as problem:
+                logger.warning(
+                    "version %s stays champion, as newer rows cannot be read: %s", champion.version, problem
+                )
     apply_decision(workspace, decision)
     return decision
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 
 from flows.night.fleet import (
     Replan,
@@ -19,8 +20,9 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage, rented_cluster
-from tasks.data import source_name
+from tasks.data import schema_of, source_name
 from tasks.judging.baseline import measure_baseline
+from tasks.judging.newest_rows import rows_after
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
 from tasks.promotion import promote_if_better
@@ -165,6 +167,14 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         baseline=report.baseline,
         judgement=report.training.judgement,
         judged_beside=None if run.start.model is None else run.start.model.version,
+        rows_after=None
+        if run.asked.data is None
+        else partial(
+            rows_after,
+            data=run.asked.data,
+            schema=schema_of(run.asked.schema_file),
+            prepare_sql=run.asked.prepare_sql,
+        ),
     )
     if isinstance(decision, str):
         log_step("champion", f"version {version} is not judged: {decision}")

@@ -97,6 +97,7 @@ class Nights:
             day=day,
             dataset=dataset,
             usd_per_million_samples=1.0,
+            planned_usd_per_million_samples=None,
             gates=PromotionGates(),
             baseline=None,
         )
@@ -128,8 +129,14 @@ def served_auc(nights, version, source):
     )
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
-@pytest.mark.parametrize("change", SCHEMAS)
+@pytest.mark.parametrize(
+    ("change", "ending"),
+    [
+        *((change, "csv") for change in SCHEMAS),
+        ("a category becomes a number", "parquet"),
+        ("a marker is added", "parquet"),
+    ],
+)
 def test_both_models_are_judged_on_the_same_rows_each_by_its_own_columns(nights, tmp_path, change, ending):
     before, after = SCHEMAS[change]
     source = write_rows(tmp_path / f"rows.{ending}")

@@ -1,6 +1,7 @@
 """What a night's model becomes, over a real registry; for the gates see records/test_champion.py."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 
@@ -43,6 +44,7 @@ def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None, **chan
         day=day,
         dataset=models.dataset,
         usd_per_million_samples=usd,
+        planned_usd_per_million_samples=None,
         gates=PromotionGates(),
         baseline=baseline or guesses(models),
         **changes,
@@ -85,6 +87,35 @@ def test_a_back_filled_model_is_judged_against_the_champion_of_its_day_and_does_
     kept = model_registry.find_version(models.workspace, EQUAL).tags
     assert json.loads(kept["heterps.decision"])["auc_difference"]["low"] == decision.auc_difference.low
     assert kept["heterps.promoted"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("newest", "challenger", "follows"),
+    [(OLD, FITTED, True), (FITTED, EQUAL, False), (OTHER_TABLES, SHIFTED, False)],
+    ids=["proven better", "equal", "kept out by its own day"],
+)
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_back_filled_model_follows_a_later_champion_where_it_is_proven_better_on_rows_that_neither_has_seen(
+    models, newest, challenger, follows, has_rows
+):
+    models.crown(newest)
+    is_of_day(models, newest, "2026-11-20")
+    asked = []
+
+    def rows_after(day):
+        asked.append(day)
+        return nullcontext(models.dataset if has_rows else None)
+
+    decision = promote(models, challenger, day=f"2026-11-{challenger:0>2}", rows_after=rows_after)
+
+    assert asked == ([] if challenger == SHIFTED else ["2026-11-20"])
+    assert decision.is_promoted is (follows and has_rows)
+    assert champion_of(models.workspace).version == (challenger if decision.is_promoted else newest)
+    if decision.is_promoted:
+        assert decision.champion_version == newest
+        assert decision.auc_difference.low > 0
+        # The next night goes on from it.
+        assert champion_before(models.workspace, date(2026, 11, 21)).version == challenger
 
 
 def test_a_back_filled_day_goes_on_from_the_one_before_that_passed_and_not_from_one_that_did_not(models):
@@ -276,6 +307,7 @@ def test_where_no_baseline_is_asked_for_the_mean_click_rate_decides(models):
         day="2026-11-02",
         dataset=models.dataset,
         usd_per_million_samples=1.0,
+        planned_usd_per_million_samples=None,
         gates=PromotionGates(),
         baseline=None,
     )
