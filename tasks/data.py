@@ -238,7 +238,8 @@ def prepare_data(
 
     if night is None:
         rows = source if prepare_sql is None else made(list_source_files(source), None)
-        dataset = prepare_dataset(rows, schema=schema, out_dir=workspace.data_directory / name)
+        with _made_by(prepare_sql):
+            dataset = prepare_dataset(rows, schema=schema, out_dir=workspace.data_directory / name)
         _forget_unused_results(workspace, name)
         return PreparedClicks(
             directory=str(dataset.directory),
@@ -253,7 +254,7 @@ def prepare_data(
             train_files=made(night.train_files, night.day),
             eval_files=made(night.eval_files, night.day + timedelta(days=1)),
         )
-    with _damage_of(night):
+    with _made_by(prepare_sql), _damage_of(night):
         if data_checks is not None:
             _check_last_day(night, schema, data_checks)
         dataset = prepare_dataset(
@@ -297,6 +298,19 @@ def _damage_of(night: Night) -> Iterator[None]:
             f"day {day}, {error.path}",
             f"{error.problem}; nothing was launched, and the champion stays: fix that day, or choose another",
             line=error.line,
+        ) from error
+
+
+@contextmanager
+def _made_by(prepare_sql: str | None) -> Iterator[None]:
+    """Name the query where rows that it has made cannot be used."""
+    try:
+        yield
+    except DataError as error:
+        if prepare_sql is None:
+            raise
+        raise DataError(
+            f"what {prepare_sql} returns ({error.path})", error.problem, line=error.line
         ) from error
 
 

@@ -36,7 +36,7 @@ from heterps_core.data.manifest import (
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
+from heterps_core.data.reading.parquet_reader import group_sizes, read_footer, unproven_groups
 from heterps_core.data.reading.readers import Source, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
@@ -44,7 +44,7 @@ from heterps_core.data.reading.text_reader import read_text
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
 from heterps_core.data.schema import DataSchema
-from heterps_core.data.training_rows import with_sample, without_left_out
+from heterps_core.data.training_rows import check_unproven, with_sample, without_left_out
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
 
@@ -225,6 +225,13 @@ def _prepare_rows(
         manifest = without_left_out(manifest, groups, directory)
         groups = RowGroups(folder_of(directory), manifest, where=directory)
     manifest = with_sample(manifest, groups, fits=numeric_transform is None)
+    first_groups = np.cumsum([0, *manifest.file_groups]).tolist()
+    unproven = {
+        first + group: needs_targets
+        for first, each in zip(first_groups, taken, strict=False)
+        for group, needs_targets in each.unproven.items()
+    }
+    check_unproven(manifest, groups, unproven)
     if buckets_per_slot is not None:
         return manifest
     by_values = tuple(
@@ -238,13 +245,15 @@ class _TakenFile(NamedTuple):
     sizes: list[int]
     columns: pa.Schema
     is_in_bucket: bool
+    unproven: dict[int, bool]
+    """See `unproven_groups`; text was read as a whole."""
 
 
 def _take_file(
     source: SourcePath, directory: Path, number: int, schema: DataSchema, known: SourceFile
 ) -> _TakenFile:
     """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
-    target, is_in_bucket = directory / parquet_name(number), False
+    target, is_in_bucket, unproven = directory / parquet_name(number), False, {}
     if not is_parquet(source):
         _write_parquet(source, target, schema)
         if describe_source(source) != known:
@@ -254,13 +263,14 @@ def _take_file(
         footer = read_footer(target, schema)
     else:
         footer = read_footer(source, schema)
+        unproven = unproven_groups(footer, schema)
         if isinstance(source, BucketPath):
             is_in_bucket = True
             with pa.output_stream(directory / footer_name(number), compression="zstd") as stream:
                 footer.write_metadata_file(stream)
         else:
             target.symlink_to(source.absolute())
-    return _TakenFile(group_sizes(footer), footer.schema.to_arrow_schema(), is_in_bucket)
+    return _TakenFile(group_sizes(footer), footer.schema.to_arrow_schema(), is_in_bucket, unproven)
 
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:

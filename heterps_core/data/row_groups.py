@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -224,8 +225,11 @@ class RowGroups:
         return int(self._ends[file - 1]) if file else 0
 
     def _path(self, number: int) -> str:
-        path, _ = self._in_bucket.get(number, (f"{self._where}/{parquet_name(number)}", ""))
-        return str(path)
+        """Return the file for messages: that of the source where the data set has a link to it."""
+        if number in self._in_bucket:
+            return str(self._in_bucket[number][0])
+        path = Path(str(self._where), parquet_name(number))
+        return str(path.readlink() if path.is_symlink() else path)
 
     def _open_file(self, number: int) -> _OpenFile:
         path = self._path(number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -95,6 +95,35 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
         ),
         numeric_transform=transform if fits else manifest.numeric_transform,
     )
+
+
+def check_unproven(manifest: DatasetManifest, groups: RowGroups, unproven: Mapping[int, bool]) -> None:
+    """Read row groups that the sample did not meet and of which no statistics show that every row can be used.
+
+    Args:
+        manifest: Of the rows.
+        groups: To read.
+        unproven: Row groups; whether labels and weights alone are to be read.
+
+    Raises:
+        DataError: A row breaks the schema, among the held-out rows, too: found here, it costs no machines.
+    """
+    runs = sampled_runs(manifest.num_train_rows, at_most=SAMPLED_ROWS, num_runs=SAMPLED_RUNS)
+    sampled = {group for first, stop in runs for group in groups.between(first, stop)}
+    rest = sorted(unproven.keys() - sampled)
+    if rest:
+        logger.info(
+            "%d of %d row groups have no statistics that show their values; reading them",
+            len(rest),
+            len(groups.starts) - 1,
+        )
+
+    def check(group: int) -> None:
+        (groups.read_targets if unproven[group] else groups.read)(group)
+
+    with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="check") as pool:
+        for _ in pool.map(check, rest):
+            pass
 
 
 def _longer_lists(batch: RowBatch, schema: DataSchema, rows: slice) -> dict[str, int]:

@@ -95,7 +95,7 @@ def test_rows_of_a_night_are_prepared_as_the_model_that_goes_on_with_them_asks(d
         (
             "2026-11-02",
             b"\x1f\x8bno gzip",
-            r"day 2026-11-02, .*clicks\.tsv\.gz: the gzip stream is truncated",
+            r"day 2026-11-02, .*clicks\.tsv\.gz: the compressed stream is truncated",
         ),
     ],
     ids=["columns", "empty", "damaged"],
@@ -188,6 +188,16 @@ def test_files_of_a_night_that_another_version_prepared_are_not_taken_for_late_o
     assert prepare_night(workspace, days, "2026-11-02", late_rows="train").open().num_train_rows == 700
 
     assert "late rows" not in caplog.text
+
+
+def test_a_bad_row_that_a_query_makes_names_the_query_and_the_day(days, tmp_path):
+    workspace, query = Workspace(root=tmp_path).create(), tmp_path / "rows.sql"
+    query.write_text(
+        "SELECT * REPLACE (CASE WHEN $day = '2026-11-02' THEN '7' ELSE label END AS label) FROM rows"
+    )
+
+    with pytest.raises(DataError, match=rf"^what {query} returns \(day 2026-11-02, .*\): row 1: the label"):
+        prepare_night(workspace, days, "2026-11-01", prepare_sql=str(query))
 
 
 def test_a_query_makes_the_rows_of_both_days_and_its_results_go_with_the_nights(days, tmp_path, caplog):

@@ -214,6 +214,18 @@ def test_a_delta_table_in_a_bucket_is_refused(bucket, tmp_path, source):
             find(f"s3://clicks/{source}")
 
 
+def test_a_bad_row_that_is_held_out_in_a_bucket_is_named_before_training(bucket, tmp_path):
+    good = bucket.put("a.parquet", write_parquet(tmp_path / "a.parquet", 50))
+    rows = pq.read_table(tmp_path / "a.parquet")
+    labels = pa.array([None if row == 40 else row % 2 for row in range(50)])
+    pq.write_table(rows.set_column(0, "label", labels), tmp_path / "b.parquet")
+
+    with pytest.raises(
+        DataError, match=r"^s3://clicks/b.parquet: row 41: the label \(column label\) must be"
+    ):
+        prepare(good, tmp_path / "out", eval_source=bucket.put("b.parquet", tmp_path / "b.parquet"))
+
+
 def test_a_missing_object_is_named(bucket, tmp_path):
     with pytest.raises(DataError, match=r"s3://clicks/none: there is no such file or folder"):
         prepare("s3://clicks/none", tmp_path / "out")

@@ -215,6 +215,6 @@ def test_a_row_group_that_is_damaged_is_named(tmp_path):
         file.seek(column.dictionary_page_offset or column.data_page_offset)
         file.write(bytes(column.total_compressed_size))
 
-    with pytest.raises(DataError, match=r"rows-00000.parquet: row group 3 of 5 cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"rows.parquet: row group 3 of 5 cannot be read as Parquet"):
         dataset.batch(np.array([350]))
     assert dataset.batch(np.array([250])).num_rows == 1
