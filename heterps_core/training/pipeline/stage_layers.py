@@ -97,8 +97,7 @@ class StageLayers:
         """Run the layers; takes what `run_layers` takes, and keys for dropout, and returns its result in float32."""
         for dropout in self._dropouts:
             dropout.row_keys = row_keys
-        device_type = "cpu" if activation_BW is None else activation_BW.device.type
-        with torch.autocast(device_type, self._dtype, enabled=self._dtype is not torch.float32):
+        with torch.autocast(batch.labels.device.type, self._dtype, enabled=self._dtype is not torch.float32):
             leaving: Tensor = self._run(batch, activation_BW)
         return leaving.float()
 

@@ -146,7 +146,8 @@ def tensors_on_any_device(path: Path) -> Iterator[str]:
 )
 def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
     # It has neither autocast nor fused updates, which are torch's own matter.
-    monkeypatch.setattr(torch, "autocast", lambda *arguments, **options: nullcontext())
+    opened = []
+    monkeypatch.setattr(torch, "autocast", lambda kind, *_, **options: opened.append(kind) or nullcontext())
     optimizers = import_module("torch.optim.optimizer")
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["cpu", OTHER.type])
     stages = [Stage(0, len(build_chain(model, FEATURES, seed=0)) - 1, "gpu", 1)]
@@ -168,6 +169,32 @@ def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
     tensors = [logits, *parameters, *[parameter.grad for parameter in parameters], *states, *rows]
     assert len(states) == 3 * len(parameters) > 0
     assert {tensor.device for tensor in tensors} == {OTHER}
+    assert opened == [OTHER.type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("model", CTR_MODELS)
+def test_a_card_computes_every_model_in_bfloat16_near_what_the_host_does_in_float32(model):
+    stages = [Stage(0, len(build_chain(model, FEATURES, seed=0)) - 1, "gpu", 1)]
+    config = TrainingConfig(batch_size=64, num_microbatches=1, num_epochs=1, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    batch = ClickBatch(
+        dense=torch.randn(64, 13, generator=generator),
+        ids=torch.randint(0, 50, (64, 26), generator=generator),
+        labels=torch.zeros(64),
+    )
+    losses = []
+    for device, precision in ((CPU, "float32"), (torch.device("cuda", 0), "bfloat16")):
+        stage_model = build_stage_model(model, FEATURES, config, stages, 0, None, device=device)
+        layers = StageLayers(list(stage_model.layers.values()), precision=precision)
+        logits = layers(batch.to(device), None).squeeze(1)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels.to(device))
+        loss.backward()
+        layers.weight_gradients.finish()
+        losses.append(loss.item())
+
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
