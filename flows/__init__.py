@@ -11,10 +11,13 @@ import logging
 import os
 import warnings
 
+from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 from heterps_core.errors import HeterpsError
 
 # Prefect decides on telemetry while it is imported, before a flow is connected to its server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
+# Who sets another number keeps it.
+os.environ.setdefault(THREADS_VARIABLE, ONE_CORE)
 # It also makes its folder in the home of a user, which it does not need: its own is in the workspace.
 warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from prefect import task
@@ -38,6 +39,9 @@ from tasks.judging.promotion_gates import (
 )
 from tasks.records.champion import Champion, apply_decision, champion_of, decision_of, opponent_of
 from tasks.records.model_registry import DataKind, RegisteredVersion, find_version, verified_folder
+
+if TYPE_CHECKING:
+    from heterps_core.serving.exported_model import ClickPredictor
 
 SHOWN_DIGITS = 12
 """Of a hash."""
@@ -244,17 +248,27 @@ def judge_here(dataset: PreparedDataset, folder: Path, champion: Champion | None
         ConfigurationError: The code of the model cannot.
     """
     from heterps_core.judging.held_out import judge_held_out
-    from heterps_core.serving.exported_model import ClickPredictor
     from heterps_core.serving.held_out_predictions import held_out_scores
 
-    scores = held_out_scores(ClickPredictor(folder), dataset)
+    scores = held_out_scores(_predictor(folder), dataset)
     if champion is None:
         return judge_held_out(scores)
     try:
-        others = held_out_scores(ClickPredictor(champion.folder), dataset)
+        others = held_out_scores(_predictor(champion.folder), dataset)
     except (OtherColumnsError, ConfigurationError) as error:
         raise _CannotPredictError(str(error)) from error
     return judge_held_out(scores, others)
+
+
+def _predictor(folder: Path) -> ClickPredictor:
+    """Return an exported model, which may use all cores: nothing else computes meanwhile."""
+    import torch
+
+    from heterps_core.profiling.machine import num_cores
+    from heterps_core.serving.exported_model import ClickPredictor
+
+    torch.set_num_threads(num_cores())
+    return ClickPredictor(folder)
 
 
 def _figures(
@@ -279,12 +293,16 @@ def _against_baseline(
     dataset: PreparedDataset, folder: Path, baseline: Baseline | str, *, confidence: float
 ) -> Estimate | str:
     """Return AUC of a model less that of the logistic regression on the rows that it rated, or why there is none."""
+<<<<<<< HEAD
     from heterps_core.serving.exported_model import ClickPredictor
     from heterps_core.serving.held_out_predictions import predicted_parts
+=======
+    from heterps_core.serving.exported_model import predicted_parts
+>>>>>>> 24acee2 (Give each thread of our processes one core: a search of parameters on two busy cores made 2 trials in 40 s, and makes 28)
 
     if isinstance(baseline, str):
         return f"there is none: {baseline}"
-    predictor = ClickPredictor(folder)
+    predictor = _predictor(folder)
     parts = [part for run in baseline.rated_runs for part in predicted_parts(predictor, dataset, *run)]
     labels, weights = targets_of([rows for rows, _ in parts])
     logits = np.concatenate([first_label(some) for _, some in parts])

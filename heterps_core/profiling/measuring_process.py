@@ -14,6 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument
@@ -110,7 +111,7 @@ def _measured(
         (folder / REQUEST_NAME).write_text(json.dumps(asked.to_json()), encoding="utf-8")
         environment = {
             **os.environ,
-            "OMP_NUM_THREADS": str(sizes.num_threads),
+            THREADS_VARIABLE: ONE_CORE,
             # A user's own model is found wherever this process finds it.
             "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
         }

@@ -125,3 +125,29 @@ def test_a_closed_pipe_is_no_error():
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+TELL_CORES = """
+import ctypes, threading
+import flows.cli
+import torch
+maps = open("/proc/self/maps").read().split()
+openmp = ctypes.CDLL(next(path for path in maps if "gomp" in path or "iomp" in path))
+beside = threading.Thread(target=lambda: print(openmp.omp_get_max_threads()))
+beside.start()
+beside.join()
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, ["1", "1"]), ({"OMP_NUM_THREADS": "2"}, ["2", "2"])])
+def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_otherwise(given, told):
+    ended = subprocess.run(
+        [sys.executable, "-c", TELL_CORES],
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"], **given},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout.split() == told

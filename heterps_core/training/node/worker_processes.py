@@ -15,15 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
 
+from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
+
 _IMPORTED_BEFORE = ("heterps_core.training.worker", "torch._dynamo")
 """The second is what the first optimizer of a process imports, for a second."""
-
-_THREADS_VARIABLE = "OMP_NUM_THREADS"
-"""1 for a compiled loop on any thread but the main one, for which torch sets the job's number.
-
-It is read where the library is loaded, so before workers are forked. By default the threads that log steps, exchange
-rows or write checkpoints get a helper on every other core, and that one spins for a while behind each loop.
-"""
 
 _LONGEST_FOLDER = 60
 """Characters of the folder of a socket, whose whole name has at most 107; multiprocessing adds some 30."""
@@ -38,18 +33,18 @@ SHUTDOWN_LIMIT_S = 5.0
 def prepare_to_fork() -> None:
     """Let the process that workers are forked from begin to import; returns at once."""
     multiprocessing.set_forkserver_preload(list(_IMPORTED_BEFORE))
-    asked, threads = tempfile.tempdir, os.environ.get(_THREADS_VARIABLE)
+    asked, threads = tempfile.tempdir, os.environ.get(THREADS_VARIABLE)
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER:
         tempfile.tempdir = _SHORT_FOLDER
-    os.environ[_THREADS_VARIABLE] = "1"
+    os.environ[THREADS_VARIABLE] = ONE_CORE
     try:
         forkserver.ensure_running()
     finally:
         tempfile.tempdir = asked
         if threads is None:
-            del os.environ[_THREADS_VARIABLE]
+            del os.environ[THREADS_VARIABLE]
         else:
-            os.environ[_THREADS_VARIABLE] = threads
+            os.environ[THREADS_VARIABLE] = threads
 
 
 def run_workers(

@@ -61,6 +61,9 @@ class Trial:
     end: str
     """Complete, pruned, diverged or out of time."""
 
+    num_turns: int
+    """Of `NUM_TURNS` equal parts of its training, those that it finished."""
+
     seconds: float
 
     @property
@@ -191,6 +194,7 @@ def tune(
             parameters=parameters,
             quality=quality,
             end=end,
+            num_turns=turn,
             seconds=time.monotonic() - trial_started_s,
         )
 
@@ -205,21 +209,33 @@ def tune(
         num_validation_rows=rated[1] - rated[0],
         seconds=time.monotonic() - started_s,
     )
-    _check_any_complete(tuning, seconds)
+    check_any_complete(tuning, seconds)
     return tuning
 
 
-def _check_any_complete(tuning: Tuning, seconds: float) -> None:
+def check_any_complete(tuning: Tuning, seconds: float) -> None:
+    """Check that a search of so many seconds has found parameters; raises as `tune`."""
     if any(trial.is_complete for trial in tuning.trials):
         return
-    if any(trial.end == "diverged" for trial in tuning.trials):
+    ended = ", ".join(
+        f"{trial.model} {trial.end} after {trial.num_turns}/{NUM_TURNS} of its training in {trial.seconds:.1f} s"
+        for trial in tuning.trials
+    )
+    slow = [trial for trial in tuning.trials if trial.end != "diverged"]
+    if tuning.trials and not slow:
         raise TrainingError(
-            f"a trial must end with a finite loss, but all of {len(tuning.trials)} diverged; look at the "
-            f"numbers of numeric columns, or take another model"
+            f"a trial must end with a finite loss, but {ended}; look at the numbers of numeric columns, or take "
+            f"another model"
         )
+    needed = ""
+    if slow:
+        needed_s = min(trial.seconds * NUM_TURNS / max(trial.num_turns, 1) for trial in slow)
+        bound = "about" if all(trial.num_turns for trial in slow) else "more than"
+        needed = f"; one needs {bound} {needed_s / 60:.2g} minutes of a core"
     raise ConfigurationError(
-        f"the budget must last for one trial at least, but in {seconds / 60:.3g} minutes none of "
-        f"{len(tuning.trials)} came to its end on {tuning.num_train_rows:,} rows; raise it, or lower max_epochs"
+        f"the budget must last for one trial at least, but in {seconds / 60:.3g} minutes none came to its end on "
+        f"{tuning.num_train_rows:,} rows ({ended or 'none began'}){needed}; raise it, or take fewer rows or a "
+        f"smaller model"
     )
 
 

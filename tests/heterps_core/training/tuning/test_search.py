@@ -13,11 +13,11 @@ from flows.parameters import TrainParameters
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.models import sized_model
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.tuning.in_one_process import train_in_turns
-from heterps_core.training.tuning.search import tune
+from heterps_core.training.tuning.search import Trial, Tuning, check_any_complete, tune
 from infra.workspace import HOME_VARIABLE
 
 BATCH_SIZE = 64
@@ -88,7 +88,9 @@ def test_trials_are_trained_and_judged_on_training_rows_alone(dataset, monkeypat
 def test_a_search_ends_with_its_time_and_a_time_that_is_too_short_is_told_in_a_line(dataset):
     started_s = time.monotonic()
     with pytest.raises(
-        ConfigurationError, match=r"budget must last for one trial .* raise it, or lower max_epochs"
+        ConfigurationError,
+        match=r"budget must last for one trial .* \(deepfm out of time after 0/9 of its training in .* s\); one "
+        r"needs more than .* minutes of a core; raise it, or take fewer rows",
     ):
         tune(dataset, ["deepfm"], batch_size=BATCH_SIZE, max_epochs=1, seconds=0.05, max_trials=None, seed=0)
     # Building a model takes most of it; a whole trial would be 30 steps.
@@ -103,6 +105,32 @@ def test_a_search_ends_with_its_time_and_a_time_that_is_too_short_is_told_in_a_l
     assert tuning.seconds < budget_s + first.seconds + 1
     assert time.process_time() - started_s < budget_s + first.seconds + 1
     assert len(tuning.trials) > 1
+
+
+@pytest.mark.parametrize(
+    ("ends", "error", "message"),
+    [
+        (
+            ["diverged"],
+            TrainingError,
+            r"finite loss, but lr diverged after 3/9 of its training in 60\.0 s; look",
+        ),
+        (["out of time"], ConfigurationError, "one needs about 3 minutes of a core"),
+        (
+            ["diverged", "out of time"],
+            ConfigurationError,
+            "lr diverged after 3/9 .*, lr out of time after 3/9",
+        ),
+        ([], ConfigurationError, r"in 2 minutes none came to its end on 1,000 rows \(none began\); raise it"),
+    ],
+)
+def test_a_search_without_a_complete_trial_says_how_each_ended_and_how_long_one_takes(ends, error, message):
+    trials = [
+        Trial(model="lr", parameters={}, quality=None, end=end, num_turns=3, seconds=60.0) for end in ends
+    ]
+    tuning = Tuning(trials=tuple(trials), num_train_rows=1_000, num_validation_rows=250, seconds=120.0)
+    with pytest.raises(error, match=message):
+        check_any_complete(tuning, 120.0)
 
 
 def test_turns_are_those_of_the_training_and_a_view_of_fewer_rows_trains_what_they_would(dataset, tmp_path):
