@@ -24,11 +24,10 @@ from flows.service.recovery import clean_up_after
 from flows.service.schedule import PROFILE_DEVICES
 from heterps_core.hardware import hardware_name
 from heterps_core.training.job import default_batch_size
-from heterps_core.training.storage.run_directory import RunDirectory
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run
+from tasks.clusters import bills_of_run, directory_of_run
 from tasks.data import find_night_of, prepare_data
 from tasks.planning.device_profiles import (
     check_all_measured,
@@ -121,7 +120,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         close_run(workspace, tracked, status="FINISHED", reason="all device types are measured")
         return run_id
 
-    run_directory = RunDirectory(get_provider(asked.provider).run_location(workspace, run_id))
+    run_directory = directory_of_run(workspace, asked.provider, run_id)
     with rented_for_measuring(
         workspace,
         asked.provider,
@@ -133,6 +132,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         spent_this_month_usd=spent_this_month_usd(workspace, asked.provider),
     ) as cluster:
         results = measure_device_types(run_directory, cluster)
+    workspace.forget_run_key(run_id)
     devices = with_costs(results, cluster, bills_of_run(workspace, asked.provider, run_id), run_id=run_id)
     for line in keep_profiles(workspace, profiled, devices):
         log_step("measured", line)

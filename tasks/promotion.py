@@ -293,12 +293,7 @@ def _against_baseline(
     dataset: PreparedDataset, folder: Path, baseline: Baseline | str, *, confidence: float
 ) -> Estimate | str:
     """Return AUC of a model less that of the logistic regression on the rows that it rated, or why there is none."""
-<<<<<<< HEAD
-    from heterps_core.serving.exported_model import ClickPredictor
     from heterps_core.serving.held_out_predictions import predicted_parts
-=======
-    from heterps_core.serving.exported_model import predicted_parts
->>>>>>> 24acee2 (Give each thread of our processes one core: a search of parameters on two busy cores made 2 trials in 40 s, and makes 28)
 
     if isinstance(baseline, str):
         return f"there is none: {baseline}"

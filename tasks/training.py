@@ -27,6 +27,7 @@ from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.outcome import Stopped, TrainingOutcome
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.storage.verified_files import write_signed_json
 from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.progress import show_progress
@@ -146,7 +147,7 @@ def write_job(
             made_of={f"stage {index}": need for index, need in enumerate(needs)},
         )
     if is_under_way:
-        run.write_json(JOB, job.to_json())
+        write_signed_json(run, JOB, job.to_json())
     else:
         submit_job(run, job, start_folder=start.folder)
     return job

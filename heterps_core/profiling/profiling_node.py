@@ -36,6 +36,7 @@ from heterps_core.training.node.node_life import (
     write_end,
 )
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def main() -> int:
     status, log_tail = 0, ""
     with heartbeat(run, node.node_id):
         try:
-            request = ProfileRequest.from_json(run.require_json(PROFILE_JOB))
+            request = ProfileRequest.from_json(read_signed_json(run, PROFILE_JOB))
             measured = measure_node(request, node, is_dry_run=runs_here_as_dry_run())
             run.write_json(profile_key(node.node_id), measured.to_json())
         except HeterpsError as error:

@@ -17,7 +17,6 @@ from itertools import pairwise
 from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from heterps_core.training.pipeline.shared_memory_neighbours import connect_neig
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
@@ -69,9 +69,7 @@ class StepTimer:
             self.step_seconds.append(time.monotonic() - self._ended_s)
         elif step == NUM_WARMUP_STEPS:
             own_seconds = (time.monotonic() - self._started_s) / NUM_WARMUP_STEPS
-            of_all = [own_seconds] * dist.get_world_size()
-            dist.all_gather_object(of_all, own_seconds)
-            self._num_steps = max(int(MEASURED_S / max(of_all)), MIN_STEPS)
+            self._num_steps = max(int(MEASURED_S / max(gather_json(own_seconds))), MIN_STEPS)
         if len(self.step_seconds) == self._num_steps > 0:
             raise EnoughError
         self._ended_s = time.monotonic()
@@ -84,9 +82,7 @@ def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     num_workers = sum(job.replicas_per_stage)
     store = (folder / STORE_NAME).absolute().as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_workers, timeout=TIMEOUT)
-    own_seconds = median(train_some_steps(job, rank))
-    by_rank: list[Any] = [None] * num_workers
-    dist.all_gather_object(by_rank, own_seconds)
+    by_rank = gather_json(median(train_some_steps(job, rank)))
     if rank == 0:
         (folder / RESULT_NAME).write_text(json.dumps(max(by_rank)), encoding="utf-8")
     dist.barrier()

@@ -42,7 +42,7 @@ from heterps_core.training.storage.exported_files import (
 )
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from heterps_core.training.storage.stored_tensors import DTYPES, StoredLayer, TensorRows, read_tensors
-from heterps_core.training.storage.verified_files import DamagedFileError
+from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json
 
 ROWS_PER_BATCH = 8192
 
@@ -139,7 +139,7 @@ def export_model(
     Raises:
         CheckpointError: The run has no complete checkpoint, or the newest is damaged or of another model.
     """
-    job = replace(TrainingJob.from_json(run.require_json(JOB)), model=model)
+    job = replace(TrainingJob.from_json(read_signed_json(run, JOB)), model=model)
     complete = complete_checkpoints(run)
     if not complete:
         raise CheckpointError(

@@ -36,6 +36,7 @@ from heterps_core.training.storage.verified_files import (
     read_signed_json,
     write_signed_json,
 )
+from heterps_core.transport.json_messages import gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -211,6 +212,4 @@ def _problem_of_any(found: Checkpoint | CheckpointError) -> str:
     own = str(found) if isinstance(found, CheckpointError) else ""
     if not dist.is_initialized():
         return own
-    problems = [own] * dist.get_world_size()
-    dist.all_gather_object(problems, own)
-    return next((problem for problem in problems if problem), "")
+    return next((problem for problem in gather_json(own) if problem), "")

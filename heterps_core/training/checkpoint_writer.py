@@ -35,6 +35,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
+from heterps_core.json_codec import from_json, to_json
 from heterps_core.training.checkpoint import (
     WHOLE_SUFFIX,
     TrainingCursor,
@@ -48,6 +49,7 @@ from heterps_core.training.storage.named_tensors import rows_on_host, swept_rows
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
 from heterps_core.training.storage.verified_files import HASHES_SUFFIX, DamagedFileError
+from heterps_core.transport.json_messages import gather_json
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class _AbandonedError(Exception):
 class _Part:
     """What a worker has written of a checkpoint."""
 
-    layers: dict[str, TensorManifest]
+    layers: Mapping[str, TensorManifest]
     """By folder: with all that stands in folders of before and is needed still."""
 
     is_whole: bool
@@ -229,18 +231,16 @@ class CheckpointWriter:
             # Who copies must never wait for one that has given up.
             for _ in parts:
                 pass
-        is_coordinator = self._rank == 0
-        found: list[_Part | str | None] = [None] * dist.get_world_size(self._world)
-        dist.gather_object(own, found if is_coordinator else None, group=self._world)
-        outcome: list[str | bool | None] = [None]
-        if is_coordinator:
+        found = gather_json(to_json(own), self._world)
+        outcome: str | bool | None = None
+        if self._rank == 0:
             problems = [part for part in found if isinstance(part, str)]
-            written = [part for part in found if isinstance(part, _Part)]
-            outcome = [_complete(self._run, cursor, written, problems)]
-        dist.broadcast_object_list(outcome, group=self._world)
-        if isinstance(outcome[0], str):
-            raise CheckpointError(outcome[0])
-        return bool(outcome[0])
+            written = [from_json(_Part, part) for part in found if not isinstance(part, str)]
+            outcome = _complete(self._run, cursor, written, problems)
+        outcome = gather_json(outcome, self._world)[0]
+        if isinstance(outcome, str):
+            raise CheckpointError(outcome)
+        return bool(outcome)
 
     def _part(self, folder: str, written: TensorManifest) -> _Part:
         """Keep in mind what later checkpoints need of this one, and return what it needs itself."""

@@ -35,6 +35,7 @@ from heterps_core.training.storage.run_directory import (
     USAGE,
     RunDirectory,
 )
+from heterps_core.training.storage.verified_files import write_signed_json
 from heterps_core.training.training_run import read_training_run
 
 POLL_INTERVAL_S = 0.25
@@ -84,7 +85,7 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
         assert job.start_model is not None
         publish_start_model(run, job.start_model, start_folder)
     run.reserve_space()
-    run.write_json(JOB, job.to_json())
+    write_signed_json(run, JOB, job.to_json())
 
 
 def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
@@ -93,7 +94,7 @@ def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
         # A result or a stop of the generation before says nothing of this one.
         for key in (RESULT, STOP):
             run.delete_file(key)
-    run.write_json(CLUSTER, cluster.to_json())
+    write_signed_json(run, CLUSTER, cluster.to_json())
 
 
 def follow_training(

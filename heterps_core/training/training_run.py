@@ -21,6 +21,7 @@ from heterps_core.training.step_metrics import (
 )
 from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
+from heterps_core.training.storage.verified_files import read_unverified_json
 
 WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
@@ -173,7 +174,7 @@ def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | Non
 
 
 def _memory_bytes(run: RunDirectory, reports: Sequence[ProcessReport]) -> dict[int, tuple[int, int]]:
-    counted = (run.read_json(JOB) or {}).get("worker_bytes", ())
+    counted = (read_unverified_json(run, JOB) or {}).get("worker_bytes", ())
     peaks: dict[int, int] = {}
     for report in reports:
         if report.stage is not None and report.peak_bytes is not None:

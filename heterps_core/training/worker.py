@@ -11,6 +11,7 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -44,6 +45,8 @@ from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import MetricWriter, ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, DATA, JOB, RESULT, STEPS, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
+from heterps_core.training.storage.verified_files import read_signed_json
+from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import (
     SILENCE_LIMIT_S,
     START_LIMIT_S,
@@ -54,7 +57,7 @@ from heterps_core.transport.rank_layout import (
     is_loss_of_another,
     layout_from_places,
 )
-from heterps_core.transport.rendezvous import open_store
+from heterps_core.transport.rendezvous import open_store, prove_members
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 logger = logging.getLogger(__name__)
@@ -84,17 +87,17 @@ class Worker:
 
     def train(self) -> None:
         """Train, evaluate, and write the result."""
-        job = TrainingJob.from_json(self.run.require_json(JOB))
-        cluster = Cluster.from_json(self.run.require_json(CLUSTER))
+        job = TrainingJob.from_json(read_signed_json(self.run, JOB))
+        cluster = Cluster.from_json(read_signed_json(self.run, CLUSTER))
         torch.set_num_threads(job.config.num_threads)
         self._meet(cluster)
         layout = _layout(cluster, job)
         self.stage, self.replica = layout.position(self.rank)
         # Every process makes every group, in the same order: c10d asks for it.
-        groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
-        ids_groups = [dist.new_group(list(ranks), timeout=START_LIMIT) for ranks in layout.ranks]
-        sum_groups = [dist.new_group(list(ranks), timeout=GROUP_LIMIT) for ranks in layout.ranks]
-        checkpoint_group = dist.new_group(timeout=START_LIMIT)
+        groups = [self._new_group(ranks, GROUP_LIMIT) for ranks in layout.ranks]
+        ids_groups = [self._new_group(ranks, START_LIMIT) for ranks in layout.ranks]
+        sum_groups = [self._new_group(ranks, GROUP_LIMIT) for ranks in layout.ranks]
+        checkpoint_group = self._new_group(range(dist.get_world_size()), START_LIMIT)
         is_alone = len(layout.ranks[self.stage]) == 1
         group = None if is_alone else groups[self.stage]
         link = None
@@ -167,13 +170,30 @@ class Worker:
             raise RuntimeError(f"generation {cluster.generation} follows {self.generation} already")
         host, _, port = cluster.rendezvous.rpartition(":")
         is_host = own_node(cluster) == cluster.rendezvous_node and os.environ["LOCAL_RANK"] == "0"
+        self.store = open_store(
+            host,
+            int(port),
+            key=self.run.secret,
+            generation=self.generation,
+            is_host=is_host,
+            limit=START_LIMIT,
+        )
         dist.init_process_group(
             "gloo",
-            store=open_store(host, int(port), generation=self.generation, is_host=is_host, limit=START_LIMIT),
+            store=self.store,
             rank=self.rank,
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=START_LIMIT,
         )
+        assert dist.group.WORLD is not None
+        prove_members(dist.group.WORLD, self.run.secret, generation=self.generation)
+
+    def _new_group(self, ranks: Sequence[int], limit: timedelta) -> dist.ProcessGroup:
+        """Make a group of workers who prove that they are of the run; every process of the world calls it."""
+        group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit)
+        if self.rank in ranks:
+            prove_members(group, self.run.secret, generation=self.generation)
+        return group
 
     def fail(self, error: BaseException) -> int:
         """Leave last words and return the exit status."""
@@ -301,9 +321,8 @@ def _layout(cluster: Cluster, job: TrainingJob) -> RankLayout:
         int(os.environ["LOCAL_RANK"]),
         fingerprint(job.to_json(), cluster.to_json()),
     )
-    places: list[WorkerPlace | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(places, own)
-    return layout_from_places(cluster, [place for place in places if place], job.replicas_per_stage)
+    places = [WorkerPlace(*place) for place in gather_json(own)]
+    return layout_from_places(cluster, places, job.replicas_per_stage)
 
 
 def _next_attempt(run: RunDirectory) -> int:

@@ -1,45 +1,265 @@
-"""The store at which the workers of a generation find one another; the first worker of one machine holds it."""
+"""The store at which the workers of a generation find one another; the first worker of one machine holds it.
+
+It listens on that machine's own address, and takes entries from members of the run alone: each connection begins with
+a proof of the run's key at both ends (HMAC-SHA256 of two random challenges, RFC 2104). torch's own store listens on
+all interfaces and trusts whoever connects. gloo trusts whoever is first to connect to a worker; so the members of a
+group prove the key over the connections that gloo has made, before they exchange anything else.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any, BinaryIO, cast
 
+import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
-REOPENED_WITHIN_S = 30.0
-"""From the end of a store of a generation before: until then the next one is there, or its machine is lost."""
+PROOF_LIMIT_S = 10.0
+"""Longest wait for a proof of the key, or for a connection."""
 
-_IS_OPEN = "is open"
+RETRY_INTERVAL_S = 0.2
+
+_CHALLENGE_BYTES = _TAG_BYTES = hashlib.sha256().digest_size
+_HOST, _MEMBER = b"host", b"member"
+
+logger = logging.getLogger(__name__)
 
 
-def open_store(host: str, port: int, *, generation: int, is_host: bool, limit: timedelta) -> PrefixStore:
-    """Return the store of a generation, which has nothing of those before.
-
-    A worker may be earlier than the one that holds the store: it then meets that of the generation before, which is
-    about to end, and looks again.
+class RendezvousStore(Store):
+    """A member's connection with the store; torch calls its methods, and needs it for as long as its groups live.
 
     Args:
-        is_host: This process holds it.
-        limit: Longest wait for it.
+        messages: The connection, proven.
+        limit: Longest wait for an entry, where none is given.
+    """
+
+    def __init__(self, messages: BinaryIO, limit: timedelta) -> None:
+        super().__init__()
+        self._messages, self._limit = messages, limit
+        self._calling = threading.Lock()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        """Write an entry."""
+        self._call("set", key, (value if isinstance(value, bytes) else value.encode()).hex())
+
+    def get(self, key: str) -> bytes:
+        """Return an entry, once it is there; raises as `wait`."""
+        self.wait([key])
+        return bytes.fromhex(self._call("get", key))
+
+    def wait(self, keys: Sequence[str], limit: timedelta | None = None) -> None:
+        """Return once all entries are there.
+
+        Raises:
+            DistStoreError: They were not in time.
+            DistNetworkError: The store has ended.
+        """
+        limit_s = (self._limit if limit is None else limit).total_seconds()
+        if not self._call("wait", list(keys), limit_s):
+            raise dist.DistStoreError(f"{', '.join(keys)} must be in the store within {limit_s:.0f} s")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether all entries are there."""
+        return bool(self._call("wait", list(keys), 0.0))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a count, and return it."""
+        return int(self._call("add", key, amount))
+
+    def has_extended_api(self) -> bool:
+        """Tell that there are no other operations."""
+        return False
+
+    def clone(self) -> Store:
+        """Return this same store, which several threads may use."""
+        return self
+
+    def _call(self, operation: str, *arguments: object) -> Any:
+        try:
+            with self._calling:
+                _send(self._messages, [operation, *arguments])
+                return _receive(self._messages)
+        except (OSError, EOFError) as error:
+            raise dist.DistNetworkError(f"the store of the workers has ended: {error}") from error
+
+
+class _Entries:
+    """What members have written; values are hexadecimal digits."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> str:
+        return self._values[key]
+
+    def wait(self, keys: Sequence[str], limit_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._values.keys() >= set(keys), limit_s)
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            count = int(bytes.fromhex(self._values.get(key, "")) or b"0") + amount
+            self.set(key, str(count).encode().hex())
+            return count
+
+
+def open_store(
+    host: str, port: int, *, key: bytes, generation: int, is_host: bool, limit: timedelta
+) -> RendezvousStore:
+    """Return the store of a generation, which has nothing of those before.
+
+    A worker may be earlier than the one that holds the store: it then meets nobody, or the store of the generation
+    before, whose proof is another, and tries again.
+
+    Args:
+        host: Address of the machine that holds it, which listens there alone.
+        key: Of the run.
+        is_host: This process holds it, to its end.
+        limit: Longest wait for it, and for an entry.
 
     Raises:
-        DistNetworkError: It is not there, or ends before it is open.
+        DistNetworkError: It was not there in time, or another program has its port.
     """
-    until_s = None
-    while True:
-        left = limit if until_s is None else timedelta(seconds=max(until_s - time.monotonic(), 1.0))
-        of_all = TCPStore(host, port, is_master=is_host, wait_for_workers=False, timeout=left)
-        store = PrefixStore(f"generation-{generation}", of_all)
+    until_s = time.monotonic() + limit.total_seconds()
+    try:
         if is_host:
-            store.set(_IS_OPEN, "yes")
-            return store
-        try:
-            store.wait([_IS_OPEN], left)
-        except dist.DistNetworkError:
-            until_s = until_s or time.monotonic() + REOPENED_WITHIN_S
-            if time.monotonic() >= until_s:
-                raise
-        else:
-            return store
+            _hold(socket.create_server((host, port), backlog=1024), key=key, generation=generation)
+        while True:
+            try:
+                with socket.create_connection((host, port), timeout=PROOF_LIMIT_S) as connection:
+                    messages = _proven(connection, key, generation, own=_MEMBER, other=_HOST)
+                    connection.settimeout(limit.total_seconds() + PROOF_LIMIT_S)
+                    return RendezvousStore(messages, limit)
+            except (OSError, EOFError):
+                if time.monotonic() >= until_s:
+                    raise
+                time.sleep(RETRY_INTERVAL_S)
+    except (OSError, EOFError) as error:
+        raise dist.DistNetworkError(
+            f"workers must meet at {host}:{port}, where the first of generation {generation} listens and proves the "
+            f"run's key, but within {limit.total_seconds():.0f} s: {error}"
+        ) from error
+
+
+def prove_members(group: ProcessGroup, key: bytes, *, generation: int) -> None:
+    """Check that at the other end of each of a group's connections is the member that it is said to be.
+
+    Every member calls it, before anything else is exchanged.
+
+    Raises:
+        DistNetworkError: One has not the run's key.
+    """
+    members = range(dist.get_world_size(group))
+    own = dist.get_rank(group)
+
+    def proof(sender: int, receiver: int) -> bytes:
+        return _tag(key, f"{group.group_name} of {generation}: {sender} to {receiver}".encode())
+
+    sent = torch.frombuffer(bytearray().join(proof(own, other) for other in members), dtype=torch.uint8)
+    found = torch.empty_like(sent)
+    dist.all_to_all_single(found, sent, group=group)
+    for other, tag in zip(members, found.view(len(members), _TAG_BYTES), strict=True):
+        if not hmac.compare_digest(tag.numpy().tobytes(), proof(other, own)):
+            raise dist.DistNetworkError(
+                f"member {other} of group {group.group_name} must prove the run's key, but did not: another program "
+                f"has connected in its place; end programs of other users on this machine"
+            )
+
+
+def _hold(listener: socket.socket, *, key: bytes, generation: int) -> None:
+    """Answer members from threads, to the end of this process."""
+    entries = _Entries()
+
+    def answer(connection: socket.socket, address: object) -> None:
+        with connection:
+            try:
+                messages = _proven(connection, key, generation, own=_HOST, other=_MEMBER)
+            except (OSError, EOFError) as error:
+                logger.warning("refused %s at the rendezvous: %s", address, error)
+                return
+            connection.settimeout(None)
+            try:
+                while True:
+                    operation, *arguments = _receive(messages)
+                    _send(messages, getattr(entries, operation)(*arguments))
+            except (OSError, EOFError):
+                # A member has ended.
+                return
+
+    def accept() -> None:
+        while True:
+            try:
+                connected = listener.accept()
+            except OSError as error:
+                logger.warning("the rendezvous cannot take a connection: %s", error)
+                time.sleep(RETRY_INTERVAL_S)
+            else:
+                threading.Thread(target=answer, args=connected, name="member", daemon=True).start()
+
+    threading.Thread(target=accept, name="rendezvous", daemon=True).start()
+
+
+def _proven(connection: socket.socket, key: bytes, generation: int, *, own: bytes, other: bytes) -> BinaryIO:
+    """Return a connection as a file of messages, which keeps it open, once both ends have proven the key.
+
+    Raises:
+        OSError: The other end did not.
+        EOFError: It has closed the connection.
+    """
+    connection.settimeout(PROOF_LIMIT_S)
+    messages = cast(BinaryIO, connection.makefile("rwb"))
+    challenges = {own: secrets.token_bytes(_CHALLENGE_BYTES)}
+    try:
+        _write(messages, challenges[own])
+        challenges[other] = _read(messages, _CHALLENGE_BYTES)
+        asked = b"%d" % generation + challenges[_HOST] + challenges[_MEMBER]
+        _write(messages, _tag(key, own + asked))
+        if not hmac.compare_digest(_read(messages, _TAG_BYTES), _tag(key, other + asked)):
+            raise ConnectionRefusedError("it has not proven the key of the run and its generation")
+    except BaseException:
+        messages.close()
+        raise
+    return messages
+
+
+def _tag(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, "sha256")
+
+
+def _send(messages: BinaryIO, message: object) -> None:
+    _write(messages, json.dumps(message).encode() + b"\n")
+
+
+def _receive(messages: BinaryIO) -> Any:
+    line = messages.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError("its connection is closed")
+    return json.loads(line)
+
+
+def _write(messages: BinaryIO, content: bytes) -> None:
+    messages.write(content)
+    messages.flush()
+
+
+def _read(messages: BinaryIO, num_bytes: int) -> bytes:
+    content = messages.read(num_bytes)
+    if len(content) < num_bytes:
+        raise EOFError("its connection is closed")
+    return content

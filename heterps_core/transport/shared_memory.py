@@ -11,15 +11,15 @@ import mmap
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
+
+from heterps_core.transport.json_messages import gather_json
 
 ALIGNMENT_BYTES = 64
 """At which tensors begin: a cache line."""
@@ -127,8 +127,6 @@ def map_aligned(file: int, num_bytes: int) -> memoryview:
 
 logger = logging.getLogger(__name__)
 
-Value = TypeVar("Value")
-
 CONNECT_LIMIT_S = 10.0
 """Longest wait for another worker to connect; all are at it at the same time."""
 
@@ -174,7 +172,7 @@ def connect_locally(
                 machine = f"{BOOT_ID.read_text()} {NETWORK.stat().st_ino}"
         except (AttributeError, OSError) as problem:
             error = str(problem)
-        places = {place[0]: place[1:] for place in _gather((rank, machine, path), group)}
+        places = {place[0]: place[1:] for place in gather_json((rank, machine, path), group)}
         if machine is not None:
             machines = {other: place[0] for other, place in places.items() if place[0] is not None}
             others = sorted(wanted(machines))
@@ -182,7 +180,7 @@ def connect_locally(
                 _connect(found, listener, rank, {other: places[other][1] for other in others})
             except OSError as problem:
                 error = str(problem)
-        errors = [text for text in _gather(error, group) if text]
+        errors = [text for text in gather_json(error, group) if text]
     if not errors:
         return found
     logger.warning("workers of one machine exchange rows by messages, not in shared memory: %s", errors[0])
@@ -218,10 +216,3 @@ def _connect(
         connection, _ = listener.accept()
         connection.settimeout(CONNECT_LIMIT_S)
         found[int.from_bytes(connection.recv(4), "little")] = connection
-
-
-def _gather(value: Value, group: ProcessGroup | None) -> Sequence[Value]:
-    """Return the value of each worker."""
-    found: list[Value | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, value, group=group)
-    return cast(list[Value], found)

@@ -21,6 +21,7 @@ from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCa
 from heterps_core.profiling.profiling_node import PROFILE_JOB, ProfilingResults, follow_profiling
 from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.verified_files import write_signed_json
 from heterps_core.units import BYTES_PER_GIB, MS_PER_S
 from infra.billing.bill import Bill
 from infra.billing.caps import Caps, check_caps
@@ -101,7 +102,7 @@ def rented_for_measuring(
         caps=caps,
     )
     request = without_dataset(profiled.planned_request)
-    run_directory.write_json(PROFILE_JOB, request.to_json())
+    write_signed_json(run_directory, PROFILE_JOB, request.to_json())
     ledger = Ledger(workspace.ledger_path)
     with (
         only_fleet(workspace, run_id),

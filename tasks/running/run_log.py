@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RunDirectory
+from heterps_core.training.storage.verified_files import read_unverified_json
 from infra.workspace import Workspace
 from tasks.running import progress
 from tasks.running.progress import JUDGING, LAUNCHING, PHASE_BEHIND, RECORDING
@@ -80,7 +81,7 @@ def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> RunS
     speed = found.num_samples / found.elapsed_s if found.elapsed_s > 0 else None
     left = None
     if phase == LAUNCHING and speed:
-        batch_size = directory.require_json(JOB)["config"]["batch_size"]
+        batch_size = read_unverified_json(directory, JOB)["config"]["batch_size"]
         left = (found.num_steps - found.step) * batch_size / speed
     return RunState(
         phase=found.phase if phase == LAUNCHING else phase,

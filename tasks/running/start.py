@@ -28,6 +28,7 @@ from heterps_core.training.storage.exported_files import (
     read_description,
 )
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
+from heterps_core.training.storage.verified_files import find_signed_json
 from tasks.records.champion import Champion
 from tasks.records.mlflow_names import SCHEMA_TAG
 from tasks.records.model_registry import RegisteredVersion
@@ -123,7 +124,7 @@ def _of_weights(model: str) -> str:
 
 def load_start(run: RunDirectory) -> Start | None:
     """Return what a run that is resumed began with; None where it was not submitted yet and may choose again."""
-    document = run.read_json(JOB)
+    document = find_signed_json(run, JOB)
     if document is None:
         return None
     if document.get("start_model") is None:

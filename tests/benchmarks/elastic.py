@@ -37,6 +37,7 @@ from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY
 from heterps_core.training.node.worker_life import Sign, read_signs
 from heterps_core.training.outcome import MachinesLost, Stopped
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.storage.verified_files import write_signed_json
 from infra.workspace import answers
 from tests.benchmarks.planner import figure, show
 from tests.heterps_core.training.node_processes import kill_machine
@@ -218,7 +219,7 @@ class Training:
 
     def go_on(self, following: Cluster, job: TrainingJob) -> None:
         """Let the next generation begin."""
-        self.run.write_json(JOB, job.to_json())
+        write_signed_json(self.run, JOB, job.to_json())
         self.cluster = following
         publish_cluster(self.run, following)
 

@@ -68,7 +68,7 @@ def records(workspace):
 
 
 def job_of(workspace, run_id):
-    return json.loads((workspace.run_directory(run_id) / "job.json").read_text())
+    return json.loads((workspace.run_directory(run_id) / "job.json").read_text())["document"]
 
 
 def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(workspace, days, first_night):

@@ -26,6 +26,7 @@ from heterps_core.training.node import BUCKET_HEARTBEAT_INTERVAL_S, HEARTBEAT_IN
 from heterps_core.training.node.host_memory import available_bytes, total_bytes
 from heterps_core.training.step_metrics import ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
+from heterps_core.training.storage.verified_files import find_signed_json
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +92,12 @@ def wait_for_cluster(run: RunDirectory) -> Cluster:
 
 
 def read_cluster(run: RunDirectory, *, behind_generation: int = 0) -> Cluster | None:
-    """Return the newest cluster; None where its generation is not behind another."""
-    document = run.read_json(CLUSTER)
+    """Return the newest cluster; None where its generation is not behind another.
+
+    Raises:
+        DamagedFileError: It is not as the flow wrote it.
+    """
+    document = find_signed_json(run, CLUSTER)
     cluster = None if document is None else Cluster.from_json(document)
     return cluster if cluster is not None and cluster.generation > behind_generation else None
 

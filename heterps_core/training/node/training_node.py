@@ -43,6 +43,7 @@ from heterps_core.training.node.node_life import (
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
 from heterps_core.training.node.worker_processes import prepare_to_fork, run_workers
 from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json
 from heterps_core.transport.rank_layout import START_LIMIT_S
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: 
     """Run the workers of one generation to their end and tell it; returns their exit status."""
     is_mistake = False
     try:
-        job = TrainingJob.from_json(run.require_json(JOB))
+        job = TrainingJob.from_json(read_signed_json(run, JOB))
         status, log_tail = _run_workers(run, cluster, node, job, is_ending)
     except HeterpsError as error:
         logger.error("%s", error)
@@ -157,6 +158,7 @@ def worker_environments(
     if interface is not None:
         # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.
         shared["GLOO_SOCKET_IFNAME"] = interface
+        shared["NCCL_SOCKET_IFNAME"] = f"={interface}"
     first = sum(job.replicas_per_stage[: node.stage])
     return [
         {**shared, "LOCAL_RANK": str(slot), "RANK": str(first + replica)}

@@ -17,6 +17,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import SPOT_SUFFIX, DeviceKind
+from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 
 BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
@@ -76,8 +77,7 @@ def join_by_nccl(layout: RankLayout, device: torch.device, *, limit: timedelta) 
     Returns:
         The replicas of this process's stage; None where it computes on the host, or has no other replica.
     """
-    kinds: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(kinds, device.type)
+    kinds = gather_json(device.type)
     os.environ.setdefault(BLOCKING_WAIT_VARIABLE, "1")
     own = None
     for ranks in layout.ranks:

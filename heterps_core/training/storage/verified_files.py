@@ -55,10 +55,24 @@ def write_signed_json(run: RunDirectory, key: str, document: Any) -> None:
 
 
 def read_signed_json(run: RunDirectory, key: str) -> Any:
-    """Return a document after checking its tag.
+    """Return a document after checking its tag; raises as `find_signed_json`, also where it is missing."""
+    document = find_signed_json(run, key)
+    if document is None:
+        raise DamagedFileError(f"{key} in {run.location} is missing")
+    return document
+
+
+def read_unverified_json(run: RunDirectory, key: str) -> Any:
+    """Return a document without a check of its tag, for what is only shown; None where there is none."""
+    signed = run.read_json(key)
+    return None if signed is None else signed[_DOCUMENT]
+
+
+def find_signed_json(run: RunDirectory, key: str) -> Any | None:
+    """Return a document after checking its tag; None where there is none.
 
     Raises:
-        DamagedFileError: It is missing, no JSON, or has no tag or another.
+        DamagedFileError: It is no JSON, or has no tag or another.
         ConfigurationError: A run in a bucket has no key.
     """
     try:
@@ -66,7 +80,7 @@ def read_signed_json(run: RunDirectory, key: str) -> Any:
     except ValueError as error:
         raise DamagedFileError(f"{key} in {run.location} must be JSON, but is damaged: {error}") from error
     if signed is None:
-        raise DamagedFileError(f"{key} in {run.location} is missing")
+        return None
     if not isinstance(signed, dict) or not isinstance(signed.get(_TAG), str):
         raise DamagedFileError(
             f"{key} in {run.location} must bear a tag of the run's key, but has none: it was written by an earlier "

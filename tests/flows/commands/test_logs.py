@@ -6,6 +6,7 @@ import pytest
 from flows.cli import main
 from heterps_core.errors import DataError
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, PROGRESS, RunDirectory
+from heterps_core.training.storage.verified_files import write_signed_json
 from tasks.running import run_lifecycle
 from tasks.running.progress import log_step
 from tasks.running.run_log import FLOW_LOG, kept_log, state_of
@@ -97,7 +98,7 @@ def test_the_log_of_a_run_has_its_steps_and_what_ended_it(workspace):
 def test_a_run_that_trains_tells_step_speed_and_time_left(workspace, run):
     assert state_of(workspace, RUN, run).phase == "launching"
     run.write_json(CLUSTER, {})
-    run.write_json(JOB, {"config": {"batch_size": 100}})
+    write_signed_json(run, JOB, {"config": {"batch_size": 100}})
     run.write_json(
         PROGRESS,
         {

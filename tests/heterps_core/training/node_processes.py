@@ -118,28 +118,13 @@ def make_job(dataset: Path, replicas: tuple[int, int], *, model: str = TINY) -> 
     )
 
 
-@contextlib.contextmanager
-def running_nodes(
-    run: RunDirectory,
-    job: TrainingJob,
-    *,
-    astray: tuple[RunDirectory, TrainingJob] | None = None,
-    is_one_per_replica: bool = False,
-) -> Iterator[tuple[Cluster, list[psutil.Process]]]:
-    """One node for each stage, or each replica, as a provider would start them; ended for good afterwards.
-
-    The last node goes by `astray`, where that is given.
-    """
+def cluster_of(job: TrainingJob, *, is_one_per_replica: bool = False) -> Cluster:
+    """Return a cluster of one node for each stage, or each replica, all on this machine."""
     places = [
         (index, part)
         for index, stage in enumerate(job.stages)
         for part in range(stage.num_replicas if is_one_per_replica else 1)
     ]
-    runs = [run] * len(places)
-    submit_job(run, job)
-    if astray is not None:
-        submit_job(*astray)
-        runs[-1] = astray[0]
     nodes = tuple(
         Node(
             node_id=f"stage{index}-{part}" if is_one_per_replica else f"stage{index}",
@@ -154,26 +139,50 @@ def running_nodes(
         )
         for index, part in places
     )
-    cluster = Cluster(
+    return Cluster(
         run_id="test",
         provider="local",
         nodes=nodes,
         rendezvous=f"127.0.0.1:{free_loopback_port()}",
         created_at="2026-11-21T00:00:00+00:00",
     )
+
+
+def node_environment(run: RunDirectory, node_id: str) -> dict[str, str]:
+    """Return the variables that a node learns from who it is."""
+    return {
+        RUN_DIRECTORY_VARIABLE: run.location,
+        RUN_KEY_VARIABLE: run.secret.hex(),
+        NODE_ID_VARIABLE: node_id,
+    }
+
+
+@contextlib.contextmanager
+def running_nodes(
+    run: RunDirectory,
+    job: TrainingJob,
+    *,
+    astray: tuple[RunDirectory, TrainingJob] | None = None,
+    is_one_per_replica: bool = False,
+) -> Iterator[tuple[Cluster, list[psutil.Process]]]:
+    """One node for each stage, or each replica, as a provider would start them; ended for good afterwards.
+
+    The last node goes by `astray`, where that is given.
+    """
+    cluster = cluster_of(job, is_one_per_replica=is_one_per_replica)
+    runs = [run] * len(cluster.nodes)
+    submit_job(run, job)
+    if astray is not None:
+        submit_job(*astray)
+        runs[-1] = astray[0]
     processes = [
         psutil.Popen(
             [sys.executable, "-m", "heterps_core.training.node"],
-            env={
-                **os.environ,
-                RUN_DIRECTORY_VARIABLE: own.location,
-                RUN_KEY_VARIABLE: own.secret.hex(),
-                NODE_ID_VARIABLE: node.node_id,
-            },
+            env={**os.environ, **node_environment(own, node.node_id)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        for node, own in zip(nodes, runs, strict=True)
+        for node, own in zip(cluster.nodes, runs, strict=True)
     ]
     for own in runs:
         publish_cluster(own, cluster)

@@ -31,6 +31,7 @@ from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import CHECKPOINTS, JOB, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json, write_signed_json
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
@@ -103,7 +104,7 @@ class Night:
     def finish(self, dataset: PreparedDataset, *, small_bytes: int = checkpoint_writer.SMALL_BYTES) -> None:
         """Train to the end from where the run is; shards of up to so many bytes are copied whole."""
         run = RunDirectory(str(self.folder))
-        num_workers = sum(TrainingJob.from_json(run.require_json(JOB)).replicas_per_stage)
+        num_workers = sum(TrainingJob.from_json(read_signed_json(run, JOB)).replicas_per_stage)
         parts = run_in_processes(train_part, num_workers, str(self.folder), small_bytes)
         self.logits = {row: logit for part in parts for row, logit in part.items()}
         self.exported = self.folder / "exported"
@@ -167,8 +168,8 @@ def test_a_run_of_two_replicas_resumed_by_one_gives_ids_the_same_rows(dataset, t
     expected = night.tensors
     run = RunDirectory(str(tmp_path / "run"))
     shutil.rmtree(run.path(f"{CHECKPOINTS}/{complete_checkpoints(run)[-1]}"))
-    job = TrainingJob.from_json(run.require_json(JOB))
-    run.write_json(JOB, replace(job, stages=ALONE).to_json())
+    job = TrainingJob.from_json(read_signed_json(run, JOB))
+    write_signed_json(run, JOB, replace(job, stages=ALONE).to_json())
 
     night.finish(dataset)
 

@@ -24,6 +24,7 @@ from heterps_core.training.outcome import Complete, MachinesLost
 from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.storage.verified_files import write_signed_json
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
     NUM_MICROBATCHES,
@@ -187,7 +188,7 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
         smaller = replace(job, stages=tuple(replace(stage, num_replicas=1) for stage in job.stages))
         following = cluster.next_generation()
         following = replace(following, nodes=(cluster.nodes[0], cluster.nodes[2]))
-        run.write_json(JOB, smaller.to_json())
+        write_signed_json(run, JOB, smaller.to_json())
         publish_cluster(run, following)
 
         def kill_worker():

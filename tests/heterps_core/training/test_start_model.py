@@ -29,7 +29,8 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.start_model import begin, load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
-from heterps_core.training.storage.run_directory import START_MODEL, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json, write_signed_json
 from tests.checkpoints import save_checkpoint
 from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.training.node_processes import TINY, make_job, train
@@ -107,17 +108,26 @@ def test_an_older_checkpoint_is_not_exported_for_a_damaged_newest_one(dataset, e
 
 
 def test_the_name_of_a_model_in_the_run_directory_is_not_imported(dataset, exported, tmp_path):
-    """A rented machine can write there, and what it names would be called by the flow."""
+    """A rented machine has the run's key, and what it names would be called by the flow."""
     shutil.copytree(exported.parent / "run", tmp_path / "run")
-    job = tmp_path / "run" / "job.json"
+    run = RunDirectory(str(tmp_path / "run"))
     (tmp_path / "imported.py").write_text("raise RuntimeError('imported')")
-    job.write_text(job.read_text().replace(TINY, "imported:build"))
+    write_signed_json(run, JOB, {**read_signed_json(run, JOB), "model": "imported:build"})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
-        export_model(RunDirectory(str(tmp_path / "run")), dataset.manifest, tmp_path / "model", model=TINY)
+        export_model(run, dataset.manifest, tmp_path / "model", model=TINY)
 
     assert (tmp_path / "model" / "model.json").read_bytes() == (exported / "model.json").read_bytes()
+
+
+def test_a_job_that_was_changed_in_the_run_directory_is_refused(dataset, exported, tmp_path):
+    shutil.copytree(exported.parent / "run", tmp_path / "run")
+    job = tmp_path / "run" / "job.json"
+    job.write_text(job.read_text().replace(TINY, "imported:build"))
+
+    with pytest.raises(CheckpointError, match=r"job\.json in .* must bear the tag that the run's key gives"):
+        export_model(RunDirectory(str(tmp_path / "run")), dataset.manifest, tmp_path / "model", model=TINY)
 
 
 def start_job(dataset: PreparedDataset, exported: Path, replicas: tuple[int, int]) -> TrainingJob:

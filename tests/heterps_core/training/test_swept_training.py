@@ -31,6 +31,7 @@ from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, train
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
@@ -109,7 +110,7 @@ class Trained:
     def finish(self, dataset: PreparedDataset) -> None:
         """Train to the end from where the run is."""
         run = RunDirectory(str(self.folder))
-        num_workers = sum(TrainingJob.from_json(run.require_json("job.json")).replicas_per_stage)
+        num_workers = sum(TrainingJob.from_json(read_signed_json(run, "job.json")).replicas_per_stage)
         parts = run_in_processes(self.part, num_workers, str(self.folder))
         self.exported = self.folder / "exported"
         export_model(run, dataset.manifest, self.exported, model=MODEL)

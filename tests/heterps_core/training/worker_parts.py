@@ -10,13 +10,14 @@ from heterps_core.compute_device import CPU
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop, spread
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json
 from heterps_core.training.worker import Worker
 from heterps_core.transport.rank_layout import RankLayout
 
 
 def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, TrainingLoop]:
     """Return a submitted job and the loop that a worker trains it by; all ranks call it together."""
-    job = TrainingJob.from_json(run.require_json(JOB))
+    job = TrainingJob.from_json(read_signed_json(run, JOB))
     os.environ["RANK"] = str(rank)
     counts = job.replicas_per_stage
     firsts = [sum(counts[:stage]) for stage in range(len(counts))]

@@ -21,11 +21,12 @@ from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_node import PROFILE_JOB, follow_profiling, measure_node, profile_key
 from heterps_core.training.node.node_life import HEARTBEAT, exit_key, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
+from heterps_core.training.storage.verified_files import read_unverified_json, write_signed_json
 from infra.billing.caps import Caps
-from infra.providers import get_provider, provider_of
+from infra.providers import provider_of
 from infra.providers.aws.node_role import BOUNDARY_VARIABLE
 from infra.workspace import RUN_STORE_VARIABLE, Workspace
-from tasks.clusters import bills_of_run
+from tasks.clusters import bills_of_run, directory_of_run
 from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
@@ -81,7 +82,7 @@ def measure(
     workspace, provider, profiled, device_types=("cpu-c7i", "cpu-r6in"), caps=NO_CAPS, on_launch=None
 ):
     """Do what the flow does, from the plan to the bill."""
-    run = RunDirectory(get_provider(provider).run_location(workspace, RUN_ID))
+    run = directory_of_run(workspace, provider, RUN_ID)
     with rented_for_measuring(
         workspace,
         provider,
@@ -122,7 +123,7 @@ def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace)
 
 def test_a_node_that_fails_is_named_and_its_machine_ended(workspace):
     def spoil(run):
-        run.write_json(PROFILE_JOB, {**SMALL.to_json(), "batch_size": 1})
+        write_signed_json(run, PROFILE_JOB, {**SMALL.to_json(), "batch_size": 1})
 
     devices = measure(workspace, "local", profiled_for(SMALL), ["cpu-c7i"], on_launch=spoil)
 
@@ -223,8 +224,10 @@ def answer_as_nodes(run, *, failing=()):
     """Write in the bucket what nodes write there, once they know who they are."""
 
     def act():
-        document = wait_for(lambda: run.read_json(CLUSTER), timeout_s=60, what="the cluster", poll_s=0.05)
-        assert ProfileRequest.from_json(run.require_json(PROFILE_JOB)).dataset is None
+        document = wait_for(
+            lambda: read_unverified_json(run, CLUSTER), timeout_s=60, what="the cluster", poll_s=0.05
+        )
+        assert ProfileRequest.from_json(read_unverified_json(run, PROFILE_JOB)).dataset is None
         for node in Cluster.from_json(document).nodes:
             run.write_json(node_key(node.node_id, HEARTBEAT), {})
             status, said = (1, "no memory") if node.device_type in failing else (0, "")
