@@ -122,5 +122,5 @@ def train(**parameters: Any) -> Run:
 
     run_id = run_here("flows.train_ctr", TrainParameters.of(parameters))
     workspace = Workspace.locate()
-    [record] = [past for past in past_trainings(workspace, most=1_000) if past.run_id == run_id]
+    [record] = past_trainings(workspace, most=1, run_id=run_id)
     return Run(record, read_report(workspace, run_id))

@@ -10,6 +10,7 @@ import pytest
 
 import heterps
 from flows.cli import main
+from infra.workspace import Workspace
 from tasks.records.past_runs import PastRun
 from tasks.records.tracking import TrackedRun
 from tests.paths import PROJECT
@@ -55,6 +56,19 @@ def test_a_run_is_shown_by_what_is_recorded_of_it_and_what_is_not_is_left_out():
     assert "<th>AUC</th><td>0.7946</td>" in page
     assert "samples/s" not in page
     assert "AUC &lt; 1" in page
+
+
+def test_a_day_that_is_done_returns_its_run_however_many_have_trained_since(monkeypatch, tmp_path):
+    from tasks.running import run_lifecycle
+
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    workspace = Workspace.locate().create()
+    for run_id in ("20261101-0430-000000aa", "20261102-0430-000000bb"):
+        tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
+        run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
+    monkeypatch.setattr("flows.command_line.run_here", lambda *_: "20261101-0430-000000aa")
+
+    assert heterps.train().record.run_id == "20261101-0430-000000aa"
 
 
 def test_importing_it_loads_nothing_heavy():

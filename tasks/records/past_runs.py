@@ -167,16 +167,23 @@ class PastRun:
 
 
 def past_trainings(
-    workspace: Workspace, *, most: int, day: str | None = None, status: str | None = None
+    workspace: Workspace,
+    *,
+    most: int,
+    day: str | None = None,
+    status: str | None = None,
+    run_id: str | None = None,
 ) -> list[PastRun]:
     """Return the newest training runs, the newest last; none where nothing was ever recorded.
 
-    At most 1,000; of the day YYYY-MM-DD of their data, or of any and of none; of a status such as RUNNING, or of any.
+    At most 1,000; of the day YYYY-MM-DD of their data, or of any and of none; of a status such as RUNNING, or of any;
+    of one run id, or of all.
 
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
-    tags = {KIND_TAG: KIND_TRAINING} | ({DAY_TAG: day} if day else {})
+    wanted = {KIND_TAG: KIND_TRAINING, DAY_TAG: day, RUN_ID_TAG: run_id}
+    tags = {name: value for name, value in wanted.items() if value}
     if workspace.has_own_tracking:
         return _own_trainings(workspace, most=most, tags=tags, status=status)
     conditions = [f"tags.`{name}` = '{value}'" for name, value in tags.items()]
