@@ -13,6 +13,7 @@ import warnings
 
 from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 from heterps_core.errors import HeterpsError
+from infra.loopback_guard import keep_loopback_from_proxies
 
 # Prefect decides on telemetry while it is imported, before a flow is connected to its server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -20,6 +21,9 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault(THREADS_VARIABLE, ONE_CORE)
 # It also makes its folder in the home of a user, which it does not need: its own is in the workspace.
 warnings.filterwarnings("ignore", message="Failed to create the Prefect home directory")
+
+# Children inherit it: servers, flow runs and nodes.
+keep_loopback_from_proxies()
 
 PROJECT_LOGGERS = ("heterps_core", "infra", "tasks")
 

@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import tempfile
 import urllib.error
 import urllib.request
@@ -39,6 +40,9 @@ SERVICE_TIMEOUT_S = 10.0
 
 RUN_KEY_BYTES = 32
 """As long as the tags of HMAC-SHA256 (RFC 2104, section 3)."""
+
+SERVICE_USER = "heterps"
+PASSWORD_BYTES = 18
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -102,6 +106,8 @@ class Workspace:
 
     logs_directory = _Below("logs")
     services_path = _Below("services.json")
+    password_path = _Below("password")
+    """The user:password of the servers of this workspace; readable by this user alone."""
 
     @classmethod
     def locate(
@@ -144,6 +150,7 @@ class Workspace:
                 self.logs_directory,
             ):
                 folder.mkdir(parents=True, exist_ok=True)
+            self._close_to_others()
         except OSError as error:
             raise ConfigurationError(
                 f"the workspace must be a folder that can be written, but {error.filename or 'it'} is refused: "
@@ -155,6 +162,24 @@ class Workspace:
                 f"set {HOME_VARIABLE} to another folder"
             )
         return self
+
+    def _close_to_others(self) -> None:
+        """Let other accounts of this machine read nothing: neither databases nor the files that name a run's nodes.
+
+        A folder that several accounts share, such as /tmp, stays as it is.
+        """
+        status = self.root.stat()
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077 and not status.st_mode & stat.S_ISVTX:
+            self.root.chmod(0o700)
+
+    def password(self) -> str:
+        """Return the user:password that the servers of this workspace ask for; drawn at the first call.
+
+        Raises:
+            OSError: The workspace cannot be written.
+        """
+        drawn = f"{SERVICE_USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}"
+        return _kept_secret(self.password_path, drawn.encode()).decode()
 
     def run_directory(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.
@@ -175,20 +200,7 @@ class Workspace:
             OSError: The workspace cannot be written.
         """
         path = self.keys_directory / self.run_directory(run_id).name
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(RUN_KEY_BYTES))
-            # Whole or not at all, and of two processes the first one's.
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, path)
-        finally:
-            Path(draft).unlink()
-        return path.read_bytes()
+        return _kept_secret(path, secrets.token_bytes(RUN_KEY_BYTES))
 
     def forget_run_key(self, run_id: str) -> None:
         """Delete the key of a run that cannot be resumed any more; a missing one is no error."""
@@ -233,6 +245,23 @@ class Workspace:
             return None
 
 
+def _kept_secret(path: Path, drawn: bytes) -> bytes:
+    """Return what a file holds that only this user can read; `drawn` is written where there is none yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_bytes()
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(drawn)
+        # Whole or not at all, and of two processes the first one's.
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        Path(draft).unlink()
+    return path.read_bytes()
+
+
 def run_of_launch(launch_id: str) -> str:
     """Return the run that a launch belongs to.
 
@@ -258,10 +287,8 @@ def check_run_id(run_id: str, *, longest: int = 64) -> None:
 
 def answers(url: str, *, timeout_s: float) -> bool:
     """Tell whether a GET of `url` is answered with a success status within `timeout_s` seconds."""
-    # A proxy from the environment must never stand between this machine and its own loopback.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=timeout_s) as response:
+        with urllib.request.urlopen(url, timeout=timeout_s) as response:
             return 200 <= int(response.status) < 300
     except (urllib.error.URLError, OSError, ValueError):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -45,11 +46,18 @@ class ServedWorkspace:
         prefect_port = free_loopback_port()
         mlflow_port = next(port for port in iter(free_loopback_port, None) if port != prefect_port)
         self.api_url = f"http://127.0.0.1:{prefect_port}/api"
+        self.mlflow_url = f"http://127.0.0.1:{mlflow_port}"
         # What a user's shell has: the virtual environment, the project as current directory, nothing of Prefect's.
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
         }
-        self.shell = {**clean, HOME_VARIABLE: str(home), "DO_NOT_TRACK": "1"}
+        # Prefect's profiles are of the user's home.
+        self.shell = {
+            **clean,
+            HOME_VARIABLE: str(home),
+            "HOME": str(home.with_name("user")),
+            "DO_NOT_TRACK": "1",
+        }
         self.settings = {
             "HETERPS_PREFECT_PORT": str(prefect_port),
             "HETERPS_MLFLOW_PORT": str(mlflow_port),
@@ -83,11 +91,11 @@ class ServedWorkspace:
     def _is_up_or_dead(self) -> bool:
         return "Start a run now" in self.output.read_text() or self.process.poll() is not None
 
-    def command(self, *arguments: str, timeout_s: float = 120) -> str:
-        """Run the literal `prefect` command."""
+    def command(self, *arguments: str, timeout_s: float = 120, folder: Path = PROJECT) -> str:
+        """Run the literal `prefect` command in a folder."""
         done = subprocess.run(
             [str(PREFECT), *arguments],
-            cwd=PROJECT,
+            cwd=folder,
             env=self.shell,
             capture_output=True,
             text=True,
@@ -109,7 +117,10 @@ class ServedWorkspace:
         request = urllib.request.Request(
             f"{self.api_url}{path}",
             data=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
+            headers={
+                "content-type": "application/json",
+                "authorization": f"Basic {base64.b64encode(self.workspace.password().encode()).decode()}",
+            },
         )
 
         def answer() -> bytes | None:

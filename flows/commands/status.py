@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import time
@@ -15,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flows.commands import whole_number
-from flows.service.prefect_connection import TIMEOUT_S, ask
+from flows.service.prefect_connection import TIMEOUT_S, PrefectServer, chosen_server
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.text_table import Table
@@ -111,14 +110,14 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
     from tasks.records import mlflow_store
     from tasks.running.live_fleet import waiting_runs
 
-    api_url = _api_url(workspace)
-    deployment = api_url and ask(api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
+    server = _server(workspace)
+    deployment = server and server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
     entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else ()
     outbox = mlflow_store.outbox(workspace)
     return {
         "workspace": str(workspace.root),
-        "services": _services(workspace, api_url, deployment, now=now),
-        "flow_runs": api_url and _flow_runs(api_url),
+        "services": _services(workspace, server, deployment, now=now),
+        "flow_runs": server and _flow_runs(server),
         "waiting": [asdict(waiting) for waiting in waiting_runs(workspace)],
         "open_records": _open_records(workspace, entries, now=now),
         "last_run": _last_run(workspace),
@@ -141,7 +140,7 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         },
         "caps": deployment and {cap: deployment["parameters"].get(cap) for cap in CAPS},
         "champion": _champion(workspace),
-        "next_night": _next_night(api_url),
+        "next_night": _next_night(server),
         "num_waiting_records": len(outbox.waiting()),
         "num_refused_records": outbox.num_refused(),
     }
@@ -177,29 +176,29 @@ def as_text(status: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"  {name:<16}{text}" for name, text in rows.items())])
 
 
-def _api_url(workspace: Workspace) -> str | None:
-    """Return the API of a server that answers, the user's own or that of `make serve`."""
-    services = workspace.recorded_services()
-    named = os.environ.get("PREFECT_API_URL") or (services and services.prefect_api_url)
-    return named if named and answers(f"{named}/health", timeout_s=TIMEOUT_S) else None
+def _server(workspace: Workspace) -> PrefectServer | None:
+    """Return the server that flows use, where it answers."""
+    server = chosen_server(workspace)
+    return server if server and answers(f"{server.api_url}/health", timeout_s=TIMEOUT_S) else None
 
 
-def _services(workspace: Workspace, api_url: str | None, deployment: Any, *, now: datetime) -> dict[str, str]:
+def _services(
+    workspace: Workspace, server: PrefectServer | None, deployment: Any, *, now: datetime
+) -> dict[str, str]:
     services = workspace.recorded_services()
     mlflow_url = services.mlflow_url if workspace.has_own_tracking and services else workspace.tracking_uri
     is_mlflow_up = mlflow_url.startswith("http") and answers(f"{mlflow_url}/health", timeout_s=TIMEOUT_S)
     polled = deployment and deployment.get("last_polled")
     is_served = polled and (now - datetime.fromisoformat(polled)).total_seconds() < POLLED_WITHIN_S
     return {
-        "Prefect server": f"up       {api_url}" if api_url else "down     start it: make serve",
+        "Prefect server": f"up       {server.api_url}" if server else "down     start it: make serve",
         "MLflow UI": f"up       {mlflow_url}" if is_mlflow_up else "down     start it: make serve",
         "serving process": "up" if is_served else "down     nothing runs by schedule: make serve",
     }
 
 
-def _flow_runs(api_url: str) -> list[dict[str, Any]] | None:
-    found = ask(
-        api_url,
+def _flow_runs(server: PrefectServer) -> list[dict[str, Any]] | None:
+    found = server.ask(
         "/flow_runs/filter",
         {"flow_runs": {"state": {"type": {"any_": list(LIVE_STATES)}}}, "sort": "START_TIME_ASC"},
     )
@@ -278,14 +277,14 @@ def _champion(workspace: Workspace) -> str | None:
     return f"version {found.version} ({found.model}{day}) of run {found.run_id}, since {since[:16]} UTC"
 
 
-def _next_night(api_url: str | None) -> str:
+def _next_night(server: PrefectServer | None) -> str:
     wanted = {
         "flows": {"name": {"any_": [TRAIN_CTR]}},
         "flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}},
         "sort": "EXPECTED_START_TIME_ASC",
         "limit": 1,
     }
-    found = None if api_url is None else ask(api_url, "/flow_runs/filter", wanted)
+    found = server and server.ask("/flow_runs/filter", wanted)
     if found:
         moment = datetime.fromisoformat(found[0]["expected_start_time"]).astimezone(UTC)
         return f"{moment:%Y-%m-%d %H:%M} UTC"

@@ -15,9 +15,12 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -25,8 +28,17 @@ from uuid import UUID
 
 from flows import PROJECT_LOGGERS
 from flows.service.supervisor import Service, Supervisor
+from heterps_core.errors import ConfigurationError
 from infra.checks import prefect_database_check, require_usable
-from infra.workspace import HOME_VARIABLE, LOOPBACK, Workspace, answers, free_loopback_port
+from infra.workspace import (
+    HOME_VARIABLE,
+    LOOPBACK,
+    SERVICE_TIMEOUT_S,
+    ServiceAddresses,
+    Workspace,
+    answers,
+    free_loopback_port,
+)
 
 LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 """Ordinary loggers whose lines Prefect copies into the log of the flow run."""
@@ -34,8 +46,13 @@ LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
 HEARTBEAT_SECONDS = 30
 """Least that Prefect allows; a run without a heartbeat for three of these is called crashed."""
 
-AUTH_VARIABLES = ("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING")
-"""Prefect's own: what a client sends as user:password, and what a server asks for, in whose shell it is the same."""
+URL_VARIABLE = "PREFECT_API_URL"
+CLIENT_PASSWORD = "PREFECT_API_AUTH_STRING"
+"""Prefect's own: the user:password that a client sends."""
+
+CLOUD_KEY = "PREFECT_API_KEY"
+SERVER_PASSWORD = "PREFECT_SERVER_API_AUTH_STRING"
+"""Prefect's own: the user:password that a server asks for."""
 
 TIMEOUT_S = 2.0
 
@@ -67,27 +84,110 @@ def project_environment(workspace: Workspace) -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class PrefectServer:
+    """A server of Prefect and what it asks for."""
+
+    api_url: str
+    password: str | None
+    """As user:password."""
+
+    def client_environment(self) -> dict[str, str]:
+        """Return the variables by which Prefect's own clients reach it."""
+        password = {CLIENT_PASSWORD: self.password} if self.password else {}
+        return {URL_VARIABLE: self.api_url, **password}
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Return the JSON that the server answers to a GET, or to a POST of `body`; None where it does not answer.
+
+        Example:
+            >>> PrefectServer("http://127.0.0.1:1/api", None).ask("/health") is None
+            True
+        """
+        with suppress(OSError, ValueError, HTTPException):
+            return self._answer(path, body)
+        return None
+
+    def check_answers(self) -> None:
+        """Check that it is there, is Prefect's, and takes the password.
+
+        Raises:
+            ConfigurationError: It is not, or does not.
+        """
+        way_out = f"start it, or unset {URL_VARIABLE} to use the server of heterps serve or an own one"
+        try:
+            if isinstance(self._answer("/flows/count", {}, timeout_s=SERVICE_TIMEOUT_S), int):
+                return
+            problem = "its answer is none of Prefect's"
+        except urllib.error.HTTPError as error:
+            problem = f"status {error.code}"
+            if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                problem += ", a wrong password or none"
+                way_out = f"set {CLIENT_PASSWORD} to its user:password"
+        except (OSError, ValueError, HTTPException) as error:
+            problem = str(getattr(error, "reason", error))
+        raise ConfigurationError(
+            f"{URL_VARIABLE} must be the API of a Prefect server that answers, such as http://127.0.0.1:4200/api, "
+            f"but {self.api_url} does not ({problem}); {way_out}"
+        )
+
+    def _answer(self, path: str, body: dict[str, Any] | None, *, timeout_s: float = TIMEOUT_S) -> Any:
+        headers = {"content-type": "application/json"}
+        if self.password:
+            headers["authorization"] = f"Basic {base64.b64encode(self.password.encode()).decode()}"
+        elif key := os.environ.get(CLOUD_KEY):
+            headers["authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.api_url}{path}", data=data, headers=headers)
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            return json.load(response)
+
+
+def own_password(workspace: Workspace) -> str:
+    """Return the user:password that servers of this workspace ask for."""
+    return os.environ.get(SERVER_PASSWORD) or workspace.password()
+
+
+def own_server(workspace: Workspace, addresses: ServiceAddresses) -> PrefectServer:
+    """Return the server of `heterps serve`."""
+    return PrefectServer(addresses.prefect_api_url, own_password(workspace))
+
+
+def chosen_server(workspace: Workspace) -> PrefectServer | None:
+    """Return the server that PREFECT_API_URL names, else that of `heterps serve`, which may have been killed."""
+    services = workspace.recorded_services()
+    own = services and own_server(workspace, services)
+    named = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
+    given = os.environ.get(CLIENT_PASSWORD)
+    if not named:
+        return own
+    is_own = own and named.replace("localhost", LOOPBACK) == own.api_url
+    return PrefectServer(named, given or (own.password if own and is_own else None))
+
+
 def connect(workspace: Workspace, *, load: str) -> ModuleType:
     """Choose the Prefect server that this process talks to from now on, and return a module that uses it.
 
-    In this order: PREFECT_API_URL where the user set it; the server of `make serve` where it answers;
+    In this order: PREFECT_API_URL where the user set it; the server of `heterps serve` where it answers;
     else a server of this process alone, on loopback, without schedules and pages. Prefect could start one by itself,
     but that one dies at once on Ctrl-C, and the run then waits minutes for it.
 
     Raises:
-        ConfigurationError: The database of a server of its own cannot be used.
+        ConfigurationError: The server that the user named does not answer as Prefect's; or the database of a server
+            of its own cannot be used.
         ServiceError: The server does not come up.
     """
     settings = project_environment(workspace)
     os.environ.update(settings)
+    server = chosen_server(workspace)
+    if server and os.environ.get(URL_VARIABLE):
+        server.check_answers()
     # A server takes as long to start as a flow to load.
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(import_module, load)
-        if not os.environ.get("PREFECT_API_URL"):
-            services = workspace.running_services()
-            os.environ["PREFECT_API_URL"] = (
-                services.prefect_api_url if services else _start_own_server(workspace, settings)
-            )
+        if server is None or not answers(f"{server.api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
+            server = _start_own_server(workspace, settings)
+        os.environ.update(server.client_environment())
         loaded = loading.result()
     # Prefect was loaded before it could know the address.
     from prefect.context import refresh_global_settings_context
@@ -98,27 +198,34 @@ def connect(workspace: Workspace, *, load: str) -> ModuleType:
     return loaded
 
 
-def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> str:
-    """Start a server that ends with this thread; return its API's address."""
+def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> PrefectServer:
+    """Start a server that ends with this thread, and return it."""
     require_usable([prefect_database_check(workspace, is_thorough=False)])
     port = free_loopback_port()
-    server = prefect_server(workspace, port, options=("--no-scheduler", "--no-late-runs", "--no-ui"))
+    server = PrefectServer(f"http://{LOOPBACK}:{port}/api", own_password(workspace))
+    without = ("UI", "SERVICES_SCHEDULER", "SERVICES_LATE_RUNS")
     supervisor = Supervisor(
-        environment={**os.environ, **settings}, report=logger.warning, ends_with_thread=True
+        environment={
+            **os.environ,
+            **settings,
+            **{f"PREFECT_SERVER_{name}_ENABLED": "false" for name in without},
+            SERVER_PASSWORD: own_password(workspace),
+        },
+        report=logger.warning,
+        ends_with_thread=True,
     )
     # Not at the end of a block: Prefect sends its last log lines when the interpreter exits, and does that
     # first, since what is registered last runs first. It waits a minute where the server is gone by then.
     atexit.register(supervisor.stop)
-    supervisor.start(server)
-    return f"http://{LOOPBACK}:{port}/api"
+    supervisor.start(prefect_service(workspace, port))
+    return server
 
 
-def prefect_server(workspace: Workspace, port: int, *, options: Sequence[str] = ()) -> Service:
+def prefect_service(workspace: Workspace, port: int) -> Service:
     """Return a Prefect server that listens on loopback."""
-    start = ["-m", "prefect", "server", "start", "--host", LOOPBACK, "--port", str(port)]
     return Service(
         name="Prefect server",
-        command=[sys.executable, *start, *options],
+        command=[sys.executable, "-m", "flows.service.guarded_servers", "prefect", str(port)],
         is_ready=lambda: answers(f"http://{LOOPBACK}:{port}/api/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "prefect-server.log",
     )
@@ -133,27 +240,6 @@ def name_flow_run(name: str) -> None:
 
     with suppress(httpx.HTTPError, PrefectException), get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.id), name=name)
-
-
-def ask(api_url: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Return the JSON that the server answers to a GET, or to a POST of `body`; None where it does not answer.
-
-    Example:
-        >>> ask("http://127.0.0.1:1/api", "/health") is None
-        True
-    """
-    headers = {"content-type": "application/json"}
-    if password := next(filter(None, map(os.environ.get, AUTH_VARIABLES)), None):
-        headers["authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
-    data = None if body is None else json.dumps(body).encode()
-    # A proxy from the environment must never stand between this machine and its own loopback.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        request = urllib.request.Request(f"{api_url}{path}", data=data, headers=headers)
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            return json.load(response)
-    except (urllib.error.URLError, OSError, ValueError):
-        return None
 
 
 def wait_for_server(api_url: str, *, timeout_s: float = SERVER_TIMEOUT_S) -> None:

@@ -1,9 +1,9 @@
 """Start-up plugin of Prefect that lets `prefect deployment run train-ctr` mean `train-ctr/train-ctr`.
 
 Prefect loads it through its entry point group `prefect.plugins` whenever it is imported. It acts in the `prefect`
-command: a bare deployment name is completed, and without a chosen server the one that `make serve` started is
-used. And it acts in the process of a flow run, which would end at once where its server has died and is being
-started again: there it waits for the server.
+command: a bare deployment name is completed, and without a chosen server the one that `heterps serve` started is
+used, with its password. And it acts in the process of a flow run, which would end at once where its server has died
+and is being started again: there it waits for the server.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import PurePath
 
 from prefect.plugins import HookContext, SetupResult, register_hook
 
-from flows.service.prefect_connection import wait_for_server
+from flows.service.prefect_connection import chosen_server, wait_for_server
 from flows.service.schedule import DEPLOYMENTS
-from infra.workspace import Workspace
+from infra.workspace import SERVICE_TIMEOUT_S, Workspace, answers
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect's own: the run that a process was started for."""
@@ -35,12 +35,10 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     if not is_prefect_command(sys.argv, sys.orig_argv):
         return None
     sys.argv[1:] = with_full_deployment_name(sys.argv[1:])
-    if os.environ.get("PREFECT_API_URL"):
+    server = chosen_server(Workspace.locate())
+    if server is None or not answers(f"{server.api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
         return None
-    services = Workspace.locate().running_services()
-    if services is None:
-        return None
-    return SetupResult(env={"PREFECT_API_URL": services.prefect_api_url})
+    return SetupResult(env=server.client_environment())
 
 
 def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> bool:

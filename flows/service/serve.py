@@ -18,7 +18,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
-from flows.service.prefect_connection import TIMEOUT_S, ask, prefect_server, project_environment
+from flows.service.prefect_connection import (
+    SERVER_PASSWORD,
+    TIMEOUT_S,
+    PrefectServer,
+    own_password,
+    own_server,
+    prefect_service,
+    project_environment,
+)
+from flows.service.prefect_profile import enable_plugins, profiles_path
 from flows.service.schedule import (
     NIGHTLY_TIME,
     NIGHTLY_VARIABLE,
@@ -31,9 +40,6 @@ from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError
 from infra.checks import database_checks, require_usable
 from infra.workspace import HOME_VARIABLE, LOOPBACK, ServiceAddresses, Workspace, answers
-
-PASSWORD_VARIABLE = "PREFECT_SERVER_API_AUTH_STRING"
-"""Prefect's own: user:password that its server asks for."""
 
 LOCK_FILE = "serve.lock"
 """Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
@@ -49,7 +55,7 @@ environment:
   HETERPS_NIGHTLY       parameters of the nightly run as JSON, such as {"data": "/clicks", "ready_by": "06:00"}
   HETERPS_TRACKING_URI  a team's MLflow server, which is then not started here
   PREFECT_SERVER_API_AUTH_STRING
-                        user:password that Prefect asks for
+                        user:password that Prefect asks for (default: that of the workspace, drawn once)
 
 exit status: 0 after a stop; 2 where something is set wrong, taken or locked; 7 where a service does not stay up.
 """
@@ -90,10 +96,8 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     mlflow_ui = Service(
         name="MLflow UI",
         command=[
-            *(*python, "tasks.records.mlflow_store"),
-            *("--host", LOOPBACK, "--port", addresses.mlflow_url.rpartition(":")[2], "--workers", "1"),
-            *("--backend-store-uri", workspace.tracking_uri),
-            *("--default-artifact-root", workspace.artifacts_directory.as_uri()),
+            *(*python, "flows.service.guarded_servers", "mlflow"),
+            addresses.mlflow_url.rpartition(":")[2],
         ],
         is_ready=lambda: answers(f"{addresses.mlflow_url}/health", timeout_s=TIMEOUT_S),
         log_path=workspace.logs_directory / "mlflow-ui.log",
@@ -101,42 +105,48 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     serving_process = Service(
         name="serving process",
         command=[*python, "flows.service.deployments"],
-        is_ready=lambda: is_serving(addresses, since=started),
+        is_ready=lambda: is_serving(own_server(workspace, addresses), since=started),
         log_path=workspace.logs_directory / "serving.log",
         stop_timeout_s=30.0,  # a run in mid-training tears its machines down first
     )
-    server = prefect_server(workspace, int(addresses.prefect_url.rpartition(":")[2]))
+    server = prefect_service(workspace, int(addresses.prefect_url.rpartition(":")[2]))
     return (server, *([mlflow_ui] if workspace.has_own_tracking else []), serving_process)
 
 
 def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> dict[str, str]:
     """Return the environment of all services, and of the flow runs that they start."""
     origin = addresses.prefect_url
-    password = os.environ.get(PASSWORD_VARIABLE)
+    server = own_server(workspace, addresses)
     return {
         **os.environ,
         **project_environment(workspace),
-        "PREFECT_API_URL": addresses.prefect_api_url,
+        **server.client_environment(),
+        SERVER_PASSWORD: str(server.password),
+        # Also outside of this project's folder, whose pyproject.toml says so.
+        "PREFECT_PLUGINS_ENABLED": "true",
         # Prefect answers any web page by default; only its own UI needs an answer here, by both names of loopback.
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{origin},{origin.replace(LOOPBACK, 'localhost')}",
         "PREFECT_RUNNER_POLL_FREQUENCY": "2",
         "PYTHONUNBUFFERED": "1",
-        **({"PREFECT_API_AUTH_STRING": password} if password else {}),
     }
 
 
-def is_serving(addresses: ServiceAddresses, *, since: datetime) -> bool:
+def is_serving(server: PrefectServer, *, since: datetime) -> bool:
     """Tell whether a process has asked Prefect for runs of `train-ctr` after `since`."""
-    document = ask(addresses.prefect_api_url, f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}") or {}
+    document = server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}") or {}
     polled = document.get("last_polled")
     return polled is not None and datetime.fromisoformat(polled) >= since
 
 
-def welcome(workspace: Workspace, addresses: ServiceAddresses) -> str:
-    """Return the table of addresses and what to do with them."""
+def welcome(workspace: Workspace, addresses: ServiceAddresses, *, is_first: bool) -> str:
+    """Return the table of addresses and what to do with them; the password is in the first one alone."""
+    sign_in = (
+        own_password(workspace) if is_first else f"as before; user:password is in {workspace.password_path}"
+    )
     rows = [
         ("Prefect UI", addresses.prefect_url),
         ("MLflow UI", addresses.mlflow_url),
+        ("Sign in", sign_in),
         ("Every night", f"{TRAIN_CTR} at {NIGHTLY_TIME} {nightly_timezone()}"),
         ("Every 5 minutes", f"{SWEEP_ORPHANS} ends what a dead run left"),
         ("Workspace", str(workspace.root)),
@@ -172,6 +182,8 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
     Raises:
         ConfigurationError, ServiceError: A service does not come up, or keeps dying.
     """
+    is_first = not workspace.password_path.exists()
+    enable_plugins(profiles_path())
     supervisor = Supervisor(environment=service_environment(workspace, addresses), report=_say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup SIGHUP is ignored, and stays so.
@@ -184,7 +196,9 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
         # Side by side: the serving process loads for seconds and then waits for the server.
         supervisor.start(*services)
         if not supervisor.stop_requested.is_set():
-            _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses)}\n")
+            _say(
+                f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses, is_first=is_first)}\n"
+            )
             supervisor.watch()
         _say("stopping ...")
     finally:

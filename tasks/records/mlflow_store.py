@@ -1,7 +1,7 @@
 """The store of runs in MLflow: how it is reached and asked, and what happens where it does not answer.
 
 What is written through `client_of` waits where the store does not answer. What cannot wait, such as moving an alias,
-goes through `answering_client`. As a process of its own this makes the store whole and becomes MLflow's server.
+goes through `answering_client`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -214,8 +213,3 @@ def _connect(workspace: Workspace) -> MlflowClient:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     make_store(workspace)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
-
-
-if __name__ == "__main__":
-    make_store(Workspace.locate())
-    os.execv(sys.executable, [sys.executable, "-m", "mlflow", "server", *sys.argv[1:]])

@@ -1,0 +1,92 @@
+"""Who may speak with a server on loopback: this user alone.
+
+Loopback is open to every account of a machine, and to the pages of every site that its browsers show: by a form that
+is sent to it, or under a name that a foreign name server points at it (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+HEALTH_PATH = "/health"
+"""Answered without a password, so that a supervisor can ask whether a server is up."""
+
+_PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
+_SPOKEN_SCHEMES = ("http", "https")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+
+
+def keep_loopback_from_proxies(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let no client of this process or its children send to loopback by way of a proxy.
+
+    All forms are set: curl reads the lower case, urllib and httpx prefer it, and others read the upper case alone. A
+    proxy that httpx cannot speak with, such as one for SOCKS, is left out: it would refuse to ask loopback, too.
+    """
+    for name in [name for name in environment if name.lower() in _PROXIES]:
+        scheme, separator, _ = environment[name].lower().partition("://")
+        if separator and scheme not in _SPOKEN_SCHEMES and find_spec("socksio") is None:
+            del environment[name]
+    named = next((environment[name] for name in _PROXY_EXCEPTIONS if environment.get(name)), "")
+    listed = [name.strip() for name in named.split(",") if name.strip()]
+    exceptions = ",".join([*listed, *(name for name in LOOPBACK_NAMES if name not in listed)])
+    environment.update(dict.fromkeys(_PROXY_EXCEPTIONS, exceptions))
+
+
+class LoopbackGuard:
+    """An ASGI application around another one, which answers only what this user may have sent.
+
+    Args:
+        app: The server's own application.
+        password: The user:password that each request must bring; None where the server asks for it by itself.
+    """
+
+    def __init__(self, app: App, *, password: str | None = None) -> None:
+        self._app = app
+        encoded = base64.b64encode(password.encode()) if password else None
+        self._authorization = encoded and b"Basic " + encoded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it with 403 (a foreign name or page) or 401 (no password)."""
+        status = self._refusal(scope) if scope["type"] in ("http", "websocket") else None
+        if status is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            headers = [(b"content-type", b"text/plain")]
+            if status == 401:
+                headers.append((b"www-authenticate", b'Basic realm="heterps", charset="UTF-8"'))
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": _REASONS[status]})
+
+    def _refusal(self, scope: Scope) -> int | None:
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host.rpartition(":")[0].strip("[]") not in LOOPBACK_NAMES and host not in LOOPBACK_NAMES:
+            return 403
+        # Browsers name the page that sends; other programs name none.
+        if headers.get(b"origin", f"http://{host}".encode("latin-1")).decode("latin-1") != f"http://{host}":
+            return 403
+        if self._authorization is None or scope["path"] == HEALTH_PATH:
+            return None
+        is_known = hmac.compare_digest(headers.get(b"authorization", b""), self._authorization)
+        return None if is_known else 401
+
+
+_REASONS = {
+    401: b"this server asks for the user and password that heterps serve printed\n",
+    403: b"this server answers under its names of loopback alone, and its own pages\n",
+}
