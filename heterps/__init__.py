@@ -1,6 +1,7 @@
 """HeterPS from Python: `heterps.train(...)` and `heterps.plan(...)`, with results that a notebook shows as tables.
 
-Both take what the commands of the same names take. What a user can fix is raised as `heterps.HeterpsError`.
+Both take what the commands of the same names take; `heterps.load_champion()` predicts with the model that serves.
+What a user can fix is raised as `heterps.HeterpsError`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 if TYPE_CHECKING:
     from heterps_core.planning.search.search_result import SearchResult
+    from tasks.click_model import ClickModel
     from tasks.records.past_runs import PastRun
 
-__all__ = ["HeterpsError", "Plan", "Run", "plan", "train"]
+__all__ = ["HeterpsError", "Plan", "Run", "load_champion", "plan", "train"]
 
 PLAN_SECONDS = 10.0
 
@@ -124,3 +126,23 @@ def train(**parameters: Any) -> Run:
     workspace = Workspace.locate()
     [record] = past_trainings(workspace, most=1, run_id=run_id)
     return Run(record, read_report(workspace, run_id))
+
+
+def load_champion(version: str | None = None) -> ClickModel:
+    """Return the model that serves, whose `predict` takes a pandas DataFrame of the columns that it was trained on.
+
+    Its files are checked against the hash that they were registered with, before anything of them is loaded.
+    `mlflow.pyfunc.load_model` checks nothing: it runs the code that the files name.
+
+    Args:
+        version: A registered version in place of the champion.
+
+    Raises:
+        HeterpsError: There is no champion or no such version yet, or files of it were changed.
+    """
+    from infra.workspace import Workspace
+    from tasks.click_model import ClickModel
+    from tasks.records.model_registry import verified_folder, version_to_serve
+
+    workspace = Workspace.locate()
+    return ClickModel(verified_folder(workspace, version_to_serve(workspace, version)))

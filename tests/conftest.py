@@ -26,6 +26,7 @@ EXPECTED_SKIPS = (
     "no huge pages here",
     "no systemd-analyze",
     "root may write everywhere",
+    "a second account needs root",
     "a month has begun since the first night",
     "criteo/",
     "the published traces are not at hand",

@@ -20,8 +20,7 @@ HELP = """\
 Show which version of the model is champion, since when, its quality and cost, and the last decisions.
 
 Quality is that on the rows by which it was promoted, which it had not seen then. The files are checked against the
-hash that they were registered with. Where MLFLOW_TRACKING_URI names the record of runs, the champion is loaded by
-mlflow.pyfunc.load_model("models:/ctr@champion").
+hash that they were registered with, as by heterps.load_champion() in Python; mlflow.pyfunc.load_model checks nothing.
 
 examples:
   heterps champion

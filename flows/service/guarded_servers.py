@@ -6,7 +6,6 @@ started as `prefect server start` and `mlflow server` start them, with `infra.lo
 
 from __future__ import annotations
 
-import os
 import sys
 
 import uvicorn
@@ -24,21 +23,10 @@ def prefect_app() -> App:
 
 
 def mlflow_app(workspace: Workspace) -> App:
-    """Return MLflow's server of the workspace's store, which a browser asks for its password.
+    """Return MLflow's server of the workspace's store, which a browser asks for its password."""
+    from tasks.records.mlflow_store import server_app
 
-    Files of runs are read and written where they lie, by the rights of the file system. They do not go through the
-    server, which would let a request replace those of a registered model.
-    """
-    from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
-
-    from tasks.records.mlflow_store import make_store
-
-    make_store(workspace)
-    os.environ[BACKEND_STORE_URI_ENV_VAR] = workspace.tracking_uri
-    os.environ[ARTIFACT_ROOT_ENV_VAR] = workspace.artifacts_directory.as_uri()
-    from mlflow.server.fastapi_app import app
-
-    return LoopbackGuard(app, password=own_password(workspace))
+    return LoopbackGuard(server_app(workspace), password=own_password(workspace))
 
 
 def main() -> None:

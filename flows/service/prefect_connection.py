@@ -156,7 +156,7 @@ def own_server(workspace: Workspace, addresses: ServiceAddresses) -> PrefectServ
 def chosen_server(workspace: Workspace) -> PrefectServer | None:
     """Return the server that PREFECT_API_URL names, else that of `heterps serve`, which may have been killed."""
     services = workspace.recorded_services()
-    own = services and own_server(workspace, services)
+    own = own_server(workspace, services) if services else None
     named = os.environ.get(URL_VARIABLE, "").strip().rstrip("/")
     given = os.environ.get(CLIENT_PASSWORD)
     if not named:

@@ -196,9 +196,8 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
         # Side by side: the serving process loads for seconds and then waits for the server.
         supervisor.start(*services)
         if not supervisor.stop_requested.is_set():
-            _say(
-                f"up after {time.monotonic() - started_s:.1f} s\n\n{welcome(workspace, addresses, is_first=is_first)}\n"
-            )
+            table = welcome(workspace, addresses, is_first=is_first)
+            _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{table}\n")
             supervisor.watch()
         _say("stopping ...")
     finally:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import ConfigurationError
+from infra.loopback_guard import App
 from infra.workspace import TRACKING_VARIABLE, Workspace
 from tasks.records.buffered_client import BufferedMlflowClient, is_passing
 from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
@@ -93,6 +94,23 @@ def make_store(workspace: Workspace) -> None:
         with suppress(FileExistsError):
             # Another process may have been first.
             os.link(draft, workspace.tracking_path)
+
+
+def server_app(workspace: Workspace) -> App:
+    """Return MLflow's server of the workspace's own store as an ASGI application, for a process of its own.
+
+    Files of runs are read and written where they lie, by the rights of the file system. They do not go through the
+    server, which would let a request replace those of a registered model.
+    """
+    from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
+
+    make_store(workspace)
+    os.environ[BACKEND_STORE_URI_ENV_VAR] = workspace.tracking_uri
+    os.environ[ARTIFACT_ROOT_ENV_VAR] = workspace.artifacts_directory.as_uri()
+    from mlflow.server.fastapi_app import app
+
+    application: App = app
+    return application
 
 
 def has_records(workspace: Workspace) -> bool:

@@ -27,6 +27,7 @@ from tasks import click_model
 from tasks.click_model import ClickModel, columns_taken, example_rows
 from tasks.records.mlflow_names import (
     CHALLENGER_ALIAS,
+    CHAMPION_ALIAS,
     DATA_TAG,
     DAY_TAG,
     MADE_UP_DATA,
@@ -158,6 +159,21 @@ def find_version(workspace: Workspace, version: str) -> RegisteredVersion:
     if version not in versions:
         raise UnknownNameError(f"version of {REGISTERED_MODEL}", version, list(versions)[:_NEWEST])
     return versions[version]
+
+
+def version_to_serve(workspace: Workspace, version: str | None = None) -> RegisteredVersion:
+    """Return a version, by default the champion.
+
+    Raises:
+        ConfigurationError: There is no such version, or no champion yet.
+    """
+    if version is not None:
+        return find_version(workspace, version)
+    if (champion := version_called(workspace, CHAMPION_ALIAS)) is None:
+        raise ConfigurationError(
+            "there must be a champion to predict with, but there is none yet; train one, or name a --version"
+        )
+    return champion
 
 
 def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None:

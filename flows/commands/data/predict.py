@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.errors import DataError
 from infra.workspace import Workspace
 
 HELP = """\
@@ -52,19 +52,10 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.serving.exported_model import ClickPredictor
     from heterps_core.serving.file_prediction import predict_files
     from tasks.records import model_registry
-    from tasks.records.mlflow_names import CHAMPION_ALIAS
 
     workspace = Workspace.locate()
     files = list_source_files(options.data)
-    version = (
-        model_registry.find_version(workspace, options.version)
-        if options.version
-        else model_registry.version_called(workspace, CHAMPION_ALIAS)
-    )
-    if version is None:
-        raise ConfigurationError(
-            "there must be a champion to predict with, but there is none yet; train one, or name a --version"
-        )
+    version = model_registry.version_to_serve(workspace, options.version)
     predictor = ClickPredictor(model_registry.verified_folder(workspace, version))
     torch.set_num_threads(num_cores())
     started_s = time.perf_counter()

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import heterps
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
@@ -256,6 +257,27 @@ def test_a_missing_column_and_a_text_among_numbers_are_named(loaded, frame):
         loaded.predict(frame.drop(columns="C7"))
     with pytest.raises(Exception, match="column I3 must hold numbers, got 'many'"):
         loaded.predict(frame.assign(I3="many"))
+
+
+def test_the_champion_is_loaded_from_python_after_its_files_are_checked(
+    registered, trained, frame, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HETERPS_HOME", str(registered.root))
+    np.testing.assert_allclose(heterps.load_champion().predict(frame), trained[1], rtol=1e-6)
+
+    folder = model_registry.verified_folder(registered, model_registry.find_version(registered, "1"))
+    description = folder.parents[1] / "MLmodel"
+    honest = description.read_text()
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'has run')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    description.write_text(honest.replace("tasks.click_model", "evil"))
+    try:
+        with pytest.raises(CheckpointError, match="MLmodel names the loader 'evil'"):
+            heterps.load_champion()
+    finally:
+        description.write_text(honest)
+
+    assert not (tmp_path / "has run").exists()
 
 
 def test_an_unknown_version_is_told_with_the_known_ones(registered):
