@@ -7,6 +7,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
 
 if TYPE_CHECKING:
+    from heterps_core.training.outcome import MachinesLost
     from tasks.provisioning import Provisioning
 
 STORAGE_FILE = "storage.json"
@@ -232,6 +234,22 @@ def live_run_ids(workspace: Workspace) -> set[str]:
         if provider.runs_here
         for instance in provider_of(workspace, name).list_instances()
     }
+
+
+def with_causes(workspace: Workspace, cluster: Cluster, lost: MachinesLost) -> MachinesLost:
+    """Return a loss whose message has what the provider says of the end of each machine."""
+    ids = {node.provider_instance_id: node.node_id for node in cluster.nodes if node.node_id in lost.node_ids}
+    try:
+        known = provider_of(workspace, cluster.provider).remembered_instances(list(ids)) if ids else ()
+    except ProvisioningError as problem:
+        logger.warning("why machines of run %s ended is not known: %s", cluster.run_id, problem)
+        return lost
+    causes = [
+        f"{ids[machine.provider_instance_id]} ({machine.provider_instance_id}) ended: {machine.ended_because}"
+        for machine in known
+        if machine.provider_instance_id in ids and machine.ended_because
+    ]
+    return replace(lost, message="; ".join([lost.message, *causes]))
 
 
 def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> None:

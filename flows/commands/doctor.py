@@ -11,7 +11,7 @@ from pathlib import Path
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
-from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks
 from infra.providers import PROVIDERS, provider_of
 from infra.workspace import TRACKING_VARIABLE, Workspace
@@ -79,7 +79,13 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
             "is set, and not used: runs are recorded in the workspace",
             f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
-    yield from provider_of(workspace, provider, region=region).checks()
+    try:
+        chosen = provider_of(workspace, provider, region=region)
+    except ProvisioningError as problem:
+        found, _, way_out = str(problem).rpartition("; ")
+        yield Check(f"provider {provider}", CheckState.MISSING, found, way_out)
+        return
+    yield from chosen.checks()
 
 
 def as_text(checks: list[Check]) -> str:

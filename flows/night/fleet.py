@@ -20,6 +20,7 @@ from heterps_core.training.step_metrics import read_progress
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason
 from infra.providers.base import InsufficientCapacityError
+from tasks.clusters import with_causes
 from tasks.prices import recheck_prices
 from tasks.provisioning import Provisioning
 from tasks.records.mlflow_store import client_of
@@ -95,7 +96,7 @@ def fleet_after_loss(
     loss = note_loss(
         run.workspace,
         run.run_id,
-        lost,
+        with_causes(run.workspace, cluster, lost),
         run_directory=run.directory,
         launch_id=cluster.run_id,
         usd_per_hour=cluster.price_usd_per_hour,

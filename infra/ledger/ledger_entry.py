@@ -53,6 +53,9 @@ class Instance:
     terms: LaunchTerms | None
     """None where the provider keeps none."""
 
+    ended_because: str = ""
+    """In the provider's words; empty while it exists, and where the provider does not tell."""
+
 
 def moment_or_none(text: str) -> datetime | None:
     """Read a time with a zone; None where the text is none."""

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    CredentialRetrievalError,
-    EndpointConnectionError,
-    InvalidRegionError,
-    NoCredentialsError,
-    NoRegionError,
-    PartialCredentialsError,
-    SSOError,
-    TokenRetrievalError,
-    WaiterError,
-)
+import botocore.exceptions as botocore
+from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from heterps_core.errors import ProvisioningError
+from infra.providers.aws.tags import end_text
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 
 GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
@@ -68,6 +59,101 @@ WAYS_OUT = {
     "RequestLimitExceeded": "wait a minute and try again: the account makes too many calls",
     "Throttling": "wait a minute and try again: the account makes too many calls",
 }
+
+_RENEW = "run aws sso login or aws login, or renew the credentials in another way"
+WRONG_SETTINGS = (
+    "correct ~/.aws/config, ~/.aws/credentials or the variable AWS_* that says so (env | grep AWS_)"
+)
+_REGION = "check the region's name, AWS_ENDPOINT_URL and the network"
+_DEFECT = (
+    "boto3 refused it before it asked AWS: check HETERPS_AWS_* (env | grep HETERPS_AWS_) and that boto3 is of the "
+    "version in requirements.lock, and report it otherwise"
+)
+
+BOTOCORE_WAYS_OUT: Sequence[tuple[tuple[type[BotoCoreError], ...], str]] = (
+    (
+        (botocore.ProfileNotFound,),
+        "set AWS_PROFILE to a profile that there is (aws configure list-profiles), or unset it",
+    ),
+    (
+        (botocore.NoCredentialsError,),
+        "credentials are needed: run aws configure or aws sso login, set AWS_PROFILE, or use the provider local",
+    ),
+    (
+        (botocore.PartialCredentialsError,),
+        "credentials are needed, key and secret together: set the one that is missing, or run aws configure",
+    ),
+    (
+        (
+            botocore.CredentialRetrievalError,
+            botocore.LoginError,
+            botocore.MetadataRetrievalError,
+            botocore.NoAuthTokenError,
+            botocore.RefreshWithMFAUnsupportedError,
+            botocore.SSOError,
+            botocore.TokenRetrievalError,
+        ),
+        _RENEW,
+    ),
+    ((botocore.ProxyConnectionError,), "check HTTPS_PROXY and NO_PROXY"),
+    ((botocore.InvalidProxiesConfigError,), "check HTTPS_PROXY and NO_PROXY"),
+    (
+        (botocore.SSLError,),
+        "check this machine's clock and certificates, and AWS_CA_BUNDLE behind a proxy that has its own",
+    ),
+    (
+        (
+            botocore.BaseEndpointResolverError,
+            botocore.EndpointConnectionError,
+            botocore.EndpointProviderError,
+            botocore.InvalidRegionError,
+            botocore.NoRegionError,
+            botocore.ServiceNotInRegionError,
+            botocore.UnknownEndpointError,
+            botocore.UnknownRegionError,
+        ),
+        _REGION,
+    ),
+    (
+        (
+            botocore.ConfigNotFound,
+            botocore.ConfigParseError,
+            botocore.InfiniteLoopConfigError,
+            botocore.InvalidChecksumConfigError,
+            botocore.InvalidConfigError,
+            botocore.InvalidDefaultsMode,
+            botocore.InvalidEndpointConfigurationError,
+            botocore.InvalidIMDSEndpointError,
+            botocore.InvalidIMDSEndpointModeError,
+            botocore.InvalidMaxRetryAttemptsError,
+            botocore.InvalidRetryConfigurationError,
+            botocore.InvalidRetryModeError,
+            botocore.InvalidS3AddressingStyleError,
+            botocore.InvalidS3UsEast1RegionalEndpointConfigError,
+            botocore.InvalidSTSRegionalEndpointsConfigError,
+            botocore.UnknownCredentialError,
+            botocore.UnknownTokenProviderError,
+            botocore.EndpointVariantError,
+        ),
+        WRONG_SETTINGS,
+    ),
+    (
+        (botocore.MissingDependencyException,),
+        "install the package that it names into the environment of heterps",
+    ),
+    (
+        (
+            botocore.HTTPClientError,
+            botocore.ConnectionError,
+            botocore.IncompleteReadError,
+            botocore.FlexibleChecksumError,
+            botocore.ChecksumError,
+        ),
+        "check the network and try again, what was started is ended",
+    ),
+    ((WaiterError,), "try again, what was started is ended"),
+)
+"""What a user can do about an error that boto3 raises itself; the first kind that fits decides."""
 
 _UNKNOWN_PROFILE = "invalid iam instance profile"
 """In the message of an InvalidParameterValue, for some seconds after a profile was made: IAM tells EC2 late."""
@@ -129,20 +215,24 @@ def explained(action: str) -> Iterator[None]:
     except ClientError as problem:
         error = problem.response["Error"]
         raise refusal(action, {error["Code"]: [error.get("Message", "")]}) from problem
-    except (NoCredentialsError, PartialCredentialsError) as problem:
-        raise ProvisioningError(
-            f"to {action}, AWS credentials are needed and none were found: run aws configure or aws sso login, "
-            f"set AWS_PROFILE, or use the provider local"
-        ) from problem
-    except (CredentialRetrievalError, SSOError, TokenRetrievalError) as problem:
-        raise ProvisioningError(
-            f"to {action}, AWS credentials are needed and could not be renewed ({problem}); run aws sso login"
-        ) from problem
-    except (EndpointConnectionError, InvalidRegionError, NoRegionError) as problem:
-        raise ProvisioningError(
-            f"AWS could not {action}: {problem}; check the region's name and the network"
-        ) from problem
-    except (WaiterError, BotoCoreError) as problem:
-        raise ProvisioningError(
-            f"AWS could not {action}: {problem}; check the network and try again, what was started is ended"
-        ) from problem
+    except BotoCoreError as problem:
+        cause = _cause_of(problem)
+        raise ProvisioningError(f"AWS could not {action}: {cause}; {_way_out_of(problem)}") from problem
+
+
+def _cause_of(problem: BotoCoreError) -> str:
+    text = " ".join(str(problem).split()).removesuffix(".")
+    if isinstance(problem, WaiterError):
+        last: Any = problem.last_response
+        ends = [
+            f"{instance['InstanceId']} {end}"
+            for reservation in last.get("Reservations", ())
+            for instance in reservation["Instances"]
+            if (end := end_text(instance))
+        ]
+        return "; ".join([*ends, text])
+    return text
+
+
+def _way_out_of(problem: BotoCoreError) -> str:
+    return next((way_out for kinds, way_out in BOTOCORE_WAYS_OUT if isinstance(problem, kinds)), _DEFECT)

@@ -18,6 +18,7 @@ from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.ledger.ledger import LedgerEntry
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory, SpotRecord
+from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import explained
 from infra.providers.aws.queries import remembered_instances
 from infra.providers.aws.tags import end_of
@@ -67,13 +68,11 @@ class AwsPrices(LivePrices):
     @classmethod
     def with_own_clients(cls) -> AwsPrices:
         """Return one with boto3's own search for credentials."""
-        import boto3
         from botocore.config import Config
 
         options = Config(**CLIENT_OPTIONS)
-        with explained("prepare to ask for prices"):
-            pricing = boto3.client("pricing", region_name=PRICING_REGION, config=options)
-        return cls(pricing, lambda region: boto3.client("ec2", region_name=region, config=options))
+        pricing = aws_client("pricing", region=PRICING_REGION, config=options)
+        return cls(pricing, lambda region: aws_client("ec2", region=region, config=options))
 
     @staticmethod
     def check_regions(names: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.access_checks import access_checks
+from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import explained
 from infra.providers.aws.fleet import asks_less, fleet_groups
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
@@ -96,13 +97,11 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
-        import boto3  # an eighth of a second, for those who ask AWS
         from botocore.config import Config
 
         retries = Config(retries={"mode": "standard", "max_attempts": 5})
-        with explained("set up its client"):
-            client = boto3.client("ec2", region_name=region, config=retries)
-            iam = boto3.client("iam", region_name=region, config=retries)
+        client = aws_client("ec2", region=region, config=retries)
+        iam = aws_client("iam", region=region, config=retries)
         return cls(client, MachineSettings.of_environment(os.environ), iam=iam)
 
     def now(self) -> datetime:

@@ -6,9 +6,9 @@ The tags are in the call that launches. An EC2 resource holds 50 of them, and a 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from heterps_core.hardware import InstanceOffer, Market
 from infra.ledger.ledger_entry import Instance, LaunchTerms, moment_or_none
@@ -94,10 +94,17 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
         launched_at=described["LaunchTime"],
         is_ended=is_ended,
         ended_at=end_of(described.get("StateTransitionReason", "")) if is_ended else None,
+        ended_because=end_text(described) if is_ended else "",
         lease_until=moment_or_none(tags[LEASE_TAG]),
         is_owner_dead=False,
         terms=_terms_of(described, tags, region=region),
     )
+
+
+def end_text(described: Mapping[str, Any]) -> str:
+    """Return why an instance ended, in EC2's words: its StateReason; empty where EC2 gives none."""
+    reason = described.get("StateReason", {})
+    return str(reason.get("Message") or reason.get("Code", ""))
 
 
 def attempt_of(described: InstanceTypeDef) -> int:

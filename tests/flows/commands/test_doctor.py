@@ -5,6 +5,7 @@ import socket
 import sqlite3
 from contextlib import closing
 
+import boto3
 import pytest
 
 from flows.cli import main
@@ -116,6 +117,19 @@ def test_an_emptied_ledger_is_missing_and_the_sweep_rebuilds_it(doctor):
 
     assert status == 1
     assert checks(printed)["ledger"]["fix"].startswith("heterps sweep ")
+
+
+def test_a_misspelt_profile_is_a_line_among_the_others(doctor, monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "prodution")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+
+    status, printed = doctor("--provider", "aws", "--json")
+
+    found = checks(printed)
+    assert status == 1
+    assert found["ledger"]["state"] == "ok"
+    assert "profile (prodution) could not be found" in found["provider aws"]["found"]
+    assert "aws configure list-profiles" in found["provider aws"]["fix"]
 
 
 def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch, tmp_path):

@@ -3,11 +3,26 @@
 import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
-from botocore.exceptions import ClientError, CredentialRetrievalError, EndpointConnectionError
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ChecksumError,
+    ClientError,
+    ConnectionClosedError,
+    ConnectionError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    HTTPClientError,
+    IncompleteReadError,
+    ReadTimeoutError,
+)
 
 from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import EntryState
 from infra.providers import provider_of
+from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import (
     CAPACITY_WAYS_OUT,
     WAYS_OUT,
@@ -156,6 +171,78 @@ def test_a_plan_for_another_region_is_refused_before_any_call(launch, wire):
 def test_what_boto3_says_by_itself_is_explained_too(problem, way_out):
     with pytest.raises(ProvisioningError, match=way_out), explained("launch"):
         raise problem
+
+
+def kinds_of_botocore(kind=BotoCoreError):
+    return {kind}.union(*(kinds_of_botocore(each) for each in kind.__subclasses__()))
+
+
+NETWORK = (HTTPClientError, ConnectionError, EndpointConnectionError, ChecksumError, IncompleteReadError)
+
+
+@pytest.mark.parametrize("kind", sorted(kinds_of_botocore(), key=lambda kind: kind.__name__))
+def test_nothing_but_a_fault_of_the_network_is_blamed_on_it(kind):
+    problem = kind.__new__(kind)
+    Exception.__init__(problem, "as boto3\nsays it.")
+    problem.last_response = {}
+
+    with pytest.raises(ProvisioningError) as raised, explained("launch"):
+        raise problem
+
+    text = str(raised.value)
+    assert text.startswith("AWS could not launch: as boto3 says it; ")
+    assert "\n" not in text
+    if "check the network" in text:
+        assert issubclass(kind, (*NETWORK, FlexibleChecksumError))
+    if issubclass(kind, (ConnectTimeoutError, ReadTimeoutError, ConnectionClosedError)):
+        assert "check the network" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause", "way_out"),
+    [
+        ({"AWS_PROFILE": "prodution"}, r"profile \(prodution\) could not be found", "list-profiles"),
+        ({"AWS_CONFIG_FILE": "broken"}, "Unable to parse config file", r"correct ~/\.aws/config"),
+        ({"AWS_ENDPOINT_URL": "no address"}, "Invalid endpoint", r"correct ~/\.aws/config"),
+        ({"AWS_RETRY_MODE": "often"}, '"often" must be one of', r"correct ~/\.aws/config"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else None,
+)
+def test_a_wrong_setting_is_named_where_the_client_is_made(tmp_path, monkeypatch, settings, cause, way_out):
+    (tmp_path / "broken").write_text("this is no [section\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+
+    with pytest.raises(ProvisioningError, match=f"AWS could not set up its client: .*{cause}.*; .*{way_out}"):
+        aws_client("ec2", region=REGION, config=Config())
+
+
+def test_a_machine_that_ends_while_it_starts_is_told_with_ec2s_reason(launch, client, provider):
+    cluster = launch()
+    dead = cluster.nodes[0].provider_instance_id
+
+    def say_why(parsed, **_):
+        for reservation in parsed.get("Reservations", ()):
+            for instance in reservation["Instances"]:
+                if instance["InstanceId"] == dead:
+                    instance["State"] = {"Code": 48, "Name": "terminated"}
+                    instance["StateReason"] = {
+                        "Code": "Client.VolumeLimitExceeded",
+                        "Message": "Client.VolumeLimitExceeded: Volume limit exceeded",
+                    }
+
+    client.meta.events.register("after-call.ec2.DescribeInstances", say_why)
+
+    with pytest.raises(
+        ProvisioningError, match=f"{dead} Client.VolumeLimitExceeded: Volume limit exceeded; "
+    ):
+        provider.wait_until_ready(cluster, timeout_s=10)
+
+    causes = {each.provider_instance_id: each.ended_because for each in provider.remembered_instances([])}
+    assert causes[dead] == "Client.VolumeLimitExceeded: Volume limit exceeded"
+    assert {cause for instance_id, cause in causes.items() if instance_id != dead} <= {""}
 
 
 def answer_fleets(client, *answers):
