@@ -5,12 +5,15 @@ Shapes: B = rows of a batch, S = slots.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import NO_ID, FeatureSpec
+from heterps_core.data.features import BUCKET_ROWS, MIN_SLOT_ROWS, MISSING_ROW, NO_ID, FeatureSpec
 from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.profiling.measuring_process import ProfileRequest
 
@@ -18,9 +21,19 @@ NUM_BATCHES = 8
 """Batches that are looked up in turn: the rows of a single one would stay in the caches."""
 
 
-def click_batches(request: ProfileRequest) -> list[ClickBatch]:
-    """Return `NUM_BATCHES` batches: the first rows of the data set, from its start again where it ends, or drawn."""
-    features = request.features
+def with_fewer_rows(features: FeatureSpec, most_rows: int) -> FeatureSpec:
+    """Return the same columns with at most so many rows in the table of each, or a bucket's with dynamic ids."""
+    multiple = 1 if features.dynamic_ids is None else BUCKET_ROWS
+    most = max(most_rows // multiple * multiple, multiple, MIN_SLOT_ROWS)
+    return replace(features, slot_rows=tuple(min(rows, most) for rows in features.slot_rows))
+
+
+def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickBatch]:
+    """Return `NUM_BATCHES` batches: the first rows of the data set, from its start again where it ends, or drawn.
+
+    Args:
+        features: Those of the request, with tables of perhaps fewer rows, over which row indices wrap around.
+    """
     num_rows = NUM_BATCHES * request.batch_size
     if request.dataset is None:
         generator = np.random.default_rng(request.seed)
@@ -33,8 +46,16 @@ def click_batches(request: ProfileRequest) -> list[ClickBatch]:
         # Wraps around where the data set has fewer rows.
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
         batch = dataset.batch(rows)
+        if features.slot_rows != request.features.slot_rows and features.dynamic_ids is None:
+            batch = replace(batch, ids=_wrapped(batch.ids, features))
     firsts = range(0, num_rows, request.batch_size)
     return [batch.rows(first, first + request.batch_size) for first in firsts]
+
+
+def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:
+    """Return row indices [B, K] in tables of fewer rows; missing values and the ends of lists keep theirs."""
+    last_rows = np.repeat(np.array(features.slot_rows, dtype=np.int64) - 1, features.slot_lengths)
+    return torch.where(ids > MISSING_ROW, 1 + (ids - 1) % torch.from_numpy(last_rows), ids)
 
 
 def zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:

@@ -5,6 +5,8 @@ import contextlib
 import io
 import itertools
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +27,7 @@ from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
-from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, zipf_ids
+from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, with_fewer_rows, zipf_ids
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -185,7 +187,7 @@ def test_refuses_a_batch_that_cannot_be_halved():
 def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, dataset):
     reopened = PreparedDataset.open(dataset.directory)
 
-    batches = click_batches(request_for_dataset)
+    batches = click_batches(request_for_dataset, request_for_dataset.features)
 
     assert len(batches) == NUM_BATCHES
     np.testing.assert_array_equal(batches[1].ids, all_rows(reopened).ids[BATCH_SIZE : 2 * BATCH_SIZE])
@@ -225,3 +227,47 @@ def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
     )
 
     assert all(timing.forward.median_ms > 0 for timing in profile.timings)
+
+
+def test_a_table_larger_than_memory_is_measured_by_a_smaller_one(request_for_dataset):
+    """Tables of 300 MB where 200 MB more than torch takes are allowed; the rows of the data set wrap around."""
+    program = """
+import json, resource, sys
+from dataclasses import replace
+from heterps_core.profiling import layer_profiler
+from heterps_core.profiling.layer_profiler import measure, trace_model
+from heterps_core.profiling.measuring_process import ProfileRequest
+
+asked = ProfileRequest.from_json(json.loads(sys.stdin.read()))
+measure(asked)
+layer_profiler.PROFILED_TABLE_BYTES = 64 * 2**20
+rows = int(300e6 / 68 / len(asked.features.slot_rows))
+large = replace(asked, features=replace(asked.features, slot_rows=(rows,) * len(asked.features.slot_rows)))
+held = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (held + 200_000_000, held + 200_000_000))
+profile = measure(large)
+assert profile.graph_fingerprint == trace_model(large).fingerprint()
+print(profile.timings[0].forward.median_ms)
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(replace(request_for_dataset, budget_s=0.2).to_json()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert finished.returncode == 0, finished.stderr[-2_000:]
+    assert float(finished.stdout) > 0
+
+
+def test_row_indices_wrap_around_and_missing_values_stay(request_for_dataset):
+    fewer = with_fewer_rows(request_for_dataset.features, 7)
+
+    whole = click_batches(request_for_dataset, request_for_dataset.features)[0].ids
+    wrapped = click_batches(request_for_dataset, fewer)[0].ids
+
+    assert set(fewer.slot_rows) == {7}
+    assert wrapped.max() <= 6
+    assert torch.equal(wrapped <= 0, whole <= 0)
+    assert torch.equal(wrapped[whole > 0], 1 + (whole[whole > 0] - 1) % 6)

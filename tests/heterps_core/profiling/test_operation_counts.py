@@ -54,7 +54,7 @@ def test_an_embedding_starts_as_many_operations_as_an_estimate_charges(monkeypat
     # As on an accelerator, for which there are no compiled row kernels.
     monkeypatch.setattr(row_kernels, "row_kernels", lambda: None)
     features = FeatureSpec(num_dense=2, slot_rows=(10, 10))
-    batch = click_batches(ProfileRequest(model="ctrdnn", features=features, batch_size=4))[0]
+    batch = click_batches(ProfileRequest(model="ctrdnn", features=features, batch_size=4), features)[0]
     layer = SlotEmbedding(features, dimension=4)
     table = layer.new_table("embedding", RowWiseAdagrad(), seed=0)
     layer.attach_table(table)

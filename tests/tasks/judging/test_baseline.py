@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_matrix, random_array
 
 from heterps_core.data import preparation
 from heterps_core.data.preparation import prepare_dataset
@@ -15,7 +16,7 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
-from tasks.judging.baseline import design_matrix, measure_baseline
+from tasks.judging.baseline import columns_of, design_matrix, measure_baseline
 from tasks.reports.run_document import baseline_lines
 from tests.tasks.report_builders import make_run_report
 
@@ -134,3 +135,13 @@ def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
     [line] = baseline_lines(make_run_report(baseline=measure_baseline.fn(clicks)))
 
     assert line.startswith("The logistic regression was fitted on 300 of these training rows")
+
+
+def test_used_columns_are_taken_as_scipy_takes_them_without_a_pass_over_all_columns():
+    matrix = random_array((50, 40), density=0.1, format="csr", rng=np.random.default_rng(0))
+    used = np.array([3, 4, 17, 38])
+
+    assert (columns_of(matrix, used).toarray() == matrix[:, used].toarray()).all()
+    # A column index of a billion columns would take 8 GB.
+    wide = csr_matrix(([1.0], [999_999_999], [0, 1]), shape=(1, 10**9))
+    assert columns_of(wide, np.array([5, 999_999_999])).toarray().tolist() == [[0.0, 1.0]]
