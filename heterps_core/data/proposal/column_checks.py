@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.reading.time_order import comparable_times, is_earlier
 from heterps_core.judging.quality import roc_auc
 
 LEAK_AUC = 0.95
@@ -16,6 +20,19 @@ FEWEST_CLICKS = 20
 """In the checked half; fewer say little of an AUC."""
 
 OUT_OF_ORDER = "rows are not in its order"
+
+_TIME_WORDS = {"ts", "at", "dt", "day", "hour", "epoch", "when"}
+_TIME_ENDINGS = ("time", "times", "stamp", "date")
+
+_EPOCHS_S = (631_152_000, 4_102_444_800)
+"""Seconds since 1970 of the years 1990 to 2100; a number in them, or in other units in these years, may be a time."""
+
+_UNITS_PER_S = (1, 10**3, 10**6, 10**9)
+_DAY_DIGITS = {8: 1, 10: 10**2, 12: 10**4, 14: 10**6}
+"""By the digits of numbers such as 20261101 and 2026110123, what to divide by for the day."""
+
+_TIME_SHARE = 0.95
+"""Of the numbers that must look like times; others, such as 0, stand for none."""
 
 _PRIOR_ROWS = 10.0
 """Rows at the mean click rate that each value is thought to have besides."""
@@ -47,7 +64,10 @@ def leak_remark(column: pa.Array, is_click: npt.NDArray[np.bool_]) -> str:
     auc = max((max(auc, 1 - auc) for auc in found), default=0.5)
     if auc < LEAK_AUC:
         return ""
-    return f"tells the label alone (AUC {auc:.3f}): leave it out if it is not known before the click"
+    return (
+        f"tells the label alone (AUC {auc:.3f}), so it was filled after the click; if it is known before, name it in "
+        f"{'numeric' if len(scores) > 1 else 'categorical'}_columns"
+    )
 
 
 def _click_rates(column: pa.Array, is_click: npt.NDArray[np.bool_], half: int) -> npt.NDArray[np.float64]:
@@ -62,11 +82,85 @@ def _click_rates(column: pa.Array, is_click: npt.NDArray[np.bool_], half: int) -
     return found
 
 
-def order_remark(times: pa.Array) -> str:
-    """Return what to check of a column of times; says so where rows are not in their order."""
+def words_of(name: str) -> list[str]:
+    """Return the words of a column's name in lower case: user id, user_id, user.id and userID have two."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def find_times(name: str, column: pa.Array) -> pa.Array | None:
+    """Return a column as times that can be compared, null where missing; None where it holds no times.
+
+    Numbers are times where they look like seconds since 1970, or such in smaller units, or dates in digits, and the
+    column is called so or is in order.
+    """
+    times = comparable_times(column)
+    if times is None or times.null_count == len(times):
+        return None
+    if pa.types.is_timestamp(times.type) or pa.types.is_date(times.type):
+        return times
+    if not (pa.types.is_integer(times.type) or pa.types.is_floating(times.type)):
+        return None
+    words = words_of(name)
+    is_named = any(word in _TIME_WORDS or word.endswith(_TIME_ENDINGS) for word in words)
     known = times.drop_null()
-    earlier = pc.less(known.slice(1), known.slice(0, max(len(known) - 1, 0)))
-    share = pc.mean(earlier).as_py() or 0.0
-    if share == 0.0:
-        return "a time: write what matters of it, such as the hour, as a column"
-    return f"{OUT_OF_ORDER} ({share:.0%} are before their neighbour): sort them, as the last are held out"
+    numbers = known.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if not _look_like_times(numbers, is_named=is_named):
+        return None
+    is_in_order = not is_earlier(known).true_count and "id" not in words
+    return times if is_named or is_in_order else None
+
+
+def _look_like_times(numbers: npt.NDArray[np.float64], *, is_named: bool) -> bool:
+    numbers = np.where(np.isfinite(numbers), numbers, 0.0)
+    first, last = _EPOCHS_S
+    shares = [np.mean((numbers >= first * unit) & (numbers < last * unit)) for unit in _UNITS_PER_S]
+    for digits, divisor in _DAY_DIGITS.items():
+        days = numbers // divisor
+        shares.append(np.mean((numbers >= 10.0 ** (digits - 1)) & (days < 10**8) & _are_days(days)))
+    if is_named:
+        # yymmddhh, as in 14102100.
+        shares.append(
+            np.mean((numbers < 10**8) & (numbers % 100 < 24) & _are_days(numbers // 100 + 20_000_000))
+        )
+    return bool(max(shares) >= _TIME_SHARE)
+
+
+def _are_days(days: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Tell of numbers such as 20261101 which are days of the years 1970 to 2100."""
+    years, months = days // 10_000, days // 100 % 100
+    are_days: npt.NDArray[np.bool_] = (
+        (years >= 1970)
+        & (years <= 2100)
+        & (months >= 1)
+        & (months <= 12)
+        & (days % 100 >= 1)
+        & (days % 100 <= 31)
+    )
+    return are_days
+
+
+def best_time_column(columns: Mapping[str, pa.Array]) -> str | None:
+    """Return which column of times orders rows: of those without a gap the one most in order, then finest."""
+    ranks = {
+        name: (share_out_of_order(times), -len(pc.unique(times)))
+        for name, times in columns.items()
+        if not times.null_count
+    }
+    return min(ranks, key=lambda name: ranks[name], default=None)
+
+
+def share_out_of_order(times: pa.Array) -> float:
+    """Return the share of rows with a time that are earlier than the one before, in [0, 1]."""
+    return pc.mean(is_earlier(times.drop_null())).as_py() or 0.0
+
+
+def order_remark(times: pa.Array, *, orders_rows: bool = True) -> str:
+    """Return what to check of a column of times; says so where rows are not in their order."""
+    share = share_out_of_order(times)
+    if share > 0.0 and orders_rows:
+        return f"{OUT_OF_ORDER} ({share:.0%} are before their neighbour): sort them, as the last are held out"
+    if times.null_count:
+        return (
+            f"a time, but {times.null_count / len(times):.1%} of the rows have none, so it cannot order them"
+        )
+    return "a time: write what matters of it, such as the hour, as a column"

@@ -18,8 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heterps_core.data.column_texts import canonical_texts, column_texts
-from heterps_core.data.proposal.column_checks import OUT_OF_ORDER, order_remark
-from heterps_core.data.proposal.schema_proposal import SAMPLED_ROWS, first_rows
+from heterps_core.data.proposal.column_checks import (
+    OUT_OF_ORDER,
+    best_time_column,
+    find_times,
+    order_remark,
+)
+from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.reading.row_batch import first_label, is_list
@@ -161,7 +166,7 @@ def check_day(
         click_share=share,
         click_share_before=share_before,
         columns=columns,
-        general=[*general, *_out_of_order(files[0])],
+        general=[*general, *_out_of_order(files[0], schema)],
     )
 
 
@@ -269,12 +274,22 @@ def _shift(today: _Column, before: _Column) -> float:
     return float(np.sum((p - q) * np.log(p / q)))
 
 
-def _out_of_order(file: SourcePath) -> list[str]:
-    """Return what to say of columns of times by which the rows are not in order; none where no line names columns."""
+def _out_of_order(file: SourcePath, schema: DataSchema) -> list[str]:
+    """Return what to say where no column of times orders the rows; nothing where a file cannot be looked at."""
     try:
-        rows = first_rows(file).rows
+        sample = sample_table(
+            file,
+            schema.column_names,
+            separator=(schema.separator or "")[:1] or None,
+            known_names=[name.lower() for name in schema.labels],
+        )
     except DataError:
         return []
-    times = [name for name in rows.column_names if pa.types.is_temporal(rows.schema.field(name).type)]
-    remarks = {name: order_remark(rows.column(name).combine_chunks()) for name in times}
-    return [f"{name}: {remark}" for name, remark in remarks.items() if remark.startswith(OUT_OF_ORDER)]
+    times = {
+        column.name: found
+        for column in sample.columns
+        if not column.problem and (found := find_times(column.name, column.stored)) is not None
+    }
+    name = schema.time_column if schema.time_column in times else best_time_column(times)
+    remark = "" if name is None else order_remark(times[name])
+    return [f"{name}: {remark}"] if remark.startswith(OUT_OF_ORDER) else []

@@ -6,44 +6,44 @@ A person is to check it: whether a whole number counts something or names someth
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
-from heterps_core.data.column_texts import column_texts
 from heterps_core.data.distinct_values import ColumnValues, ValueCounter
-from heterps_core.data.proposal.column_checks import leak_remark, order_remark
+from heterps_core.data.proposal.column_checks import (
+    best_time_column,
+    find_times,
+    leak_remark,
+    order_remark,
+    words_of,
+)
+from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, SampledColumn, TableSample, sample_table
+from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.file_kinds import is_parquet, open_text
-from heterps_core.data.reading.row_batch import is_list
+from heterps_core.data.reading.readers import check_columns, read_rows
+from heterps_core.data.reading.row_batch import is_list, shorten
 from heterps_core.data.schema import MAX_LIST_LENGTH, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table
 
-SAMPLED_ROWS, SAMPLED_BYTES = 200_000, 32 * 1024**2
-"""Of a Parquet file, and of one of text; more would hardly change what a column is."""
-
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "is_clicked", "target", "converted", "y")
 POSITIVE_TEXTS = ("1", "1.0", "true", "yes", "y", "t", "click", "clicked")
-
-MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "\\N", "?")
-"""That mean no value where they stand: they become `missing_markers`."""
-
-SEPARATORS = ",\t;|\x01"
-"""That fields may stand between; a schema need not name the first two."""
 
 LABEL, NUMERIC, COUNT, CATEGORICAL = "label", "numeric", "count", "categorical"
 MULTI_HOT, TIME, LEFT_OUT = "multi-hot", "time", "left out"
 
-_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?")
-_NAMES_SOMETHING = re.compile(r"(^|_)(id|ids|code|hash|zip|hour|weekday|day)$|Id$|ID$")
+_SHOWN_CHARACTERS = 60
+
+_NAMING_WORDS = {"id", "ids", "uuid", "guid", "code", "hash", "zip", "hour", "weekday", "day"}
+_GLUED_ID = re.compile(
+    r"(user|item|ad|adgroup|campaign|customer|session|device|site|app|page|shop|product|brand|cate|member)ids?"
+)
 FEW_VALUES = 20
 """A column of so few whole numbers names something more often than it counts."""
 
@@ -72,6 +72,9 @@ class SeenColumn:
     list_length: int = 1
     """Of lists: values of a row to use at most."""
 
+    is_leak: bool = False
+    """Whether the column alone tells the label."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProposedSchema:
@@ -99,7 +102,7 @@ class ProposedSchema:
             },
             rows=[
                 (
-                    seen.values.name,
+                    _shown(seen.values.name),
                     seen.type,
                     seen.role,
                     seen.values.missing_share,
@@ -110,18 +113,6 @@ class ProposedSchema:
                 for seen in self.columns
             ],
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FirstRows:
-    """The first rows of a file."""
-
-    rows: pa.Table
-    missing_texts: tuple[str, ...]
-    """That stand for no value."""
-
-    separator: str | None = None
-    """Of a text whose fields are padded with blanks, or separated by neither comma nor tab."""
 
 
 def propose_schema(
@@ -139,213 +130,238 @@ def propose_schema(
         source: File or folder as its user names it, whose last part names the schema.
         label: Name of the label column; None for one that is called as labels are.
         column_names: Of a text without a header, all of them in order.
-        separator: Of fields; None for the one of `SEPARATORS` that the first line has most of.
+        separator: Of the fields of a text; None for the one that its first line has most of.
 
     Raises:
         DataError: The file cannot be read, has no header, or no column that can be the label or a category.
         ConfigurationError: There is no column of the name `label`.
     """
-    found = first_rows(file, column_names, separator)
-    sample, missing_texts = found.rows, found.missing_texts
-    name = _label_of(file, sample, label)
+    sample = sample_table(
+        file, column_names, separator=separator, known_names=(*LABEL_NAMES, (label or "").lower())
+    )
+    labels = _label_of(file, sample, label)
+    positive, negative = _label_texts(file, labels)
+    is_click = pc.is_in(labels.texts, pa.array(positive)).to_numpy(zero_copy_only=False)
+    times = _times(sample, labels)
+    time_column = best_time_column(times)
     columns = [
-        _seen(field, _without(missing_texts, sample.column(field)), is_label=field == name)
-        for field in sample.column_names
+        _seen_label(each) if each is labels else _seen(each, is_click, times, time_column=time_column)
+        for each in sample.columns
     ]
 
-    def named(*roles: str) -> tuple[str, ...]:
-        return tuple(seen.values.name for seen in columns if seen.role in roles)
+    def schema_of(columns: Sequence[SeenColumn]) -> DataSchema:
+        def named(*roles: str) -> tuple[str, ...]:
+            return tuple(seen.values.name for seen in columns if seen.role in roles)
 
-    if name not in named(LABEL):
-        raise DataError(
-            file,
-            f"the label must hold texts or numbers, but column {name} holds {sample.column(name).type}; name another "
-            f"column by --label",
+        return DataSchema(
+            name=re.sub(r"[^A-Za-z0-9]+", "_", PurePath(source).name.split(".")[0]).strip("_").lower()
+            or "clicks",
+            label_column=labels.name,
+            label_positive=positive,
+            label_negative=negative,
+            time_column=time_column,
+            numeric_columns=named(NUMERIC, COUNT),
+            count_columns=named(COUNT),
+            categorical_columns=named(CATEGORICAL),
+            multi_hot_columns=tuple(
+                MultiHotColumn(name=seen.values.name, max_length=seen.list_length)
+                for seen in columns
+                if seen.role == MULTI_HOT
+            ),
+            missing_markers=sample.missing_texts,
+            separator=sample.separator,
+            list_separator=";" if sample.separator == "|" else "|",
+            column_names=tuple(column_names),
         )
-    if not named(CATEGORICAL, MULTI_HOT):
-        raise DataError(file, "must have a column of categories for a click model, but none looks like one")
-    positive, negative = _label_texts(file, name, sample.column(name))
-    is_click = pc.equal(column_texts(sample.column(name).combine_chunks()), positive[0]).to_numpy(
-        zero_copy_only=False
-    )
-    columns = [
-        replace(
-            seen,
-            remark=leak_remark(sample.column(seen.values.name).combine_chunks(), is_click) or seen.remark,
-        )
-        if seen.role in (NUMERIC, COUNT, CATEGORICAL)
-        else seen
-        for seen in columns
-    ]
-    schema = DataSchema(
-        name=re.sub(r"[^A-Za-z0-9]+", "_", PurePath(source).name.split(".")[0]).strip("_").lower()
-        or "clicks",
-        label_column=name,
-        label_positive=positive,
-        label_negative=negative,
-        time_column=next(iter(named(TIME)), None),
-        numeric_columns=named(NUMERIC, COUNT),
-        count_columns=named(COUNT),
-        categorical_columns=named(CATEGORICAL),
-        multi_hot_columns=tuple(
-            MultiHotColumn(name=seen.values.name, max_length=seen.list_length)
-            for seen in columns
-            if seen.role == MULTI_HOT
-        ),
-        missing_markers=missing_texts,
-        separator=found.separator,
-        column_names=tuple(column_names),
-    )
+
+    readable = _readable(file, columns, schema_of)
     return ProposedSchema(
-        schema=schema, columns=columns, num_rows=sample.num_rows, click_share=float(is_click.mean())
+        schema=schema_of(readable),
+        columns=readable,
+        num_rows=sample.num_rows,
+        click_share=float(is_click.mean()),
     )
 
 
-def first_rows(file: SourcePath, column_names: Sequence[str] = (), delimiter: str | None = None) -> FirstRows:
-    """Read the first rows of a file as they lie; those of a text without a header are given their names.
+def _readable(
+    file: SourcePath, columns: Sequence[SeenColumn], schema_of: Callable[[Sequence[SeenColumn]], DataSchema]
+) -> Sequence[SeenColumn]:
+    """Return the columns, those left out that the reader refuses in the first rows.
 
     Raises:
-        DataError: It cannot be read, or has no header.
+        DataError: No column of categories is left, or the reader refuses the rows for another reason.
     """
-    separator = None
-    try:
-        if is_parquet(file):
-            if column_names:
-                raise DataError(file, "names its columns itself, as it is Parquet; leave --columns out")
-            with file.open("rb") as opened:
-                batches = pq.ParquetFile(opened).iter_batches(batch_size=SAMPLED_ROWS)
-                sample = raw = pa.Table.from_batches([next(iter(batches))])
-        else:
-            delimiter, is_padded = _layout(file, delimiter)
-            separator = (
-                f"{delimiter} " if is_padded else delimiter if delimiter not in SEPARATORS[:2] else None
-            )
-            missing = [
-                f"{blank}{text}" for blank in ("", " ")[: 1 + is_padded] for text in ("", *MISSING_TEXTS)
-            ]
-            sample = _first_block(
-                file, delimiter, column_names, null_values=missing, strings_can_be_null=True
-            )
-            as_texts = dict.fromkeys(sample.column_names, pa.string())
-            raw = _first_block(file, delimiter, column_names, null_values=[""], column_types=as_texts)
-            sample, raw = (_without_blanks(each) if is_padded else each for each in (sample, raw))
-    except StopIteration as error:
-        raise DataError(file, "must hold at least one row, got none") from error
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(file, f"cannot be read as Parquet, or as text with a header: {error}") from error
-    if any(_NUMBER.fullmatch(name.strip()) for name in sample.column_names):
+    slots = [seen for seen in columns if seen.role in (CATEGORICAL, MULTI_HOT)]
+    if not slots:
+        doubts = [f"{_shown(seen.values.name)} {seen.remark}" for seen in columns if seen.is_leak]
         raise DataError(
             file,
-            f"must have a header that names its columns, got {', '.join(sample.column_names[:5])}, ...; name all "
-            f"{sample.num_columns} by --columns, or train without a schema if this is the Criteo format",
+            "; ".join(
+                ["must have a column of categories for a click model, but none looks like one", *doubts]
+            ),
         )
-    found = {text for column in raw.columns for text in _missing_texts(column)}
-    return FirstRows(
-        rows=sample,
-        missing_texts=tuple(text for text in MISSING_TEXTS if text in found),
-        separator=separator,
-    )
-
-
-def _first_block(file: SourcePath, delimiter: str, column_names: Sequence[str], **convert: Any) -> pa.Table:
-    reader = pa_csv.open_csv(
-        open_text(file),
-        pa_csv.ReadOptions(block_size=SAMPLED_BYTES, column_names=column_names or None),
-        pa_csv.ParseOptions(
-            delimiter=delimiter, quote_char=delimiter != "\t" and '"', newlines_in_values=delimiter != "\t"
-        ),
-        pa_csv.ConvertOptions(**convert),
-    )
-    return pa.Table.from_batches([reader.read_next_batch()])
-
-
-def _without(texts: tuple[str, ...], column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not pa.types.is_string(column.type):
-        return column
-    return pc.if_else(pc.is_in(column, pa.array(texts, pa.string())), pa.scalar(None, pa.string()), column)
-
-
-def _missing_texts(column: pa.ChunkedArray) -> list[str]:
-    if not pa.types.is_string(column.type):
-        return []
-    texts: list[str] = pc.unique(column.filter(pc.is_in(column, pa.array(MISSING_TEXTS)))).to_pylist()
-    return texts
-
-
-def _layout(file: SourcePath, delimiter: str | None) -> tuple[str, bool]:
-    """Return what separates fields, and whether a blank stands before each but the first of the first row."""
-    with open_text(file) as stream:
-        header, _, rows = stream.read(65_536).partition(b"\n")
-    delimiter = delimiter or max(SEPARATORS, key=lambda each: header.count(each.encode()))
-    fields = rows.partition(b"\n")[0].split(delimiter.encode())[1:]
-    return delimiter, bool(fields) and all(field.startswith(b" ") for field in fields)
-
-
-def _without_blanks(table: pa.Table) -> pa.Table:
-    """Return a table without blanks around texts and names of columns."""
-    columns = [
-        pc.ascii_trim(column, characters=" ") if pa.types.is_string(column.type) else column
-        for column in table.columns
+    refusal = _refusal(file, schema_of(columns))
+    if refusal is None:
+        return columns
+    refusals = {seen.values.name: _refusal(file, schema_of([seen])) for seen in slots}
+    good = next((seen for seen in slots if refusals[seen.values.name] is None), None)
+    if good is None:
+        raise refusal
+    refusals |= {
+        seen.values.name: _refusal(file, schema_of([good, seen]))
+        for seen in columns
+        if seen.role in (NUMERIC, COUNT)
+    }
+    kept = [
+        seen
+        if (found := refusals.get(seen.values.name)) is None
+        else replace(seen, role=LEFT_OUT, remark=f"is refused: {found.problem}")
+        for seen in columns
     ]
-    return pa.table(columns, names=[name.strip(" ") for name in table.column_names])
+    refusal = _refusal(file, schema_of(kept))
+    if refusal is not None:
+        raise refusal
+    return kept
 
 
-def _label_of(file: SourcePath, sample: pa.Table, label: str | None) -> str:
-    names = sample.column_names
-    if label is not None:
-        if label not in names:
-            raise ConfigurationError(
-                f"the label must be a column of {file}, which has {', '.join(names)}; got {label}"
-            )
-        return label
-    found = [name for name in names if name.lower() in LABEL_NAMES]
+def _refusal(file: SourcePath, schema: DataSchema) -> DataError | None:
+    """Return why the reader refuses the first rows of a file; None where it reads them."""
+    num_rows = 0
+    try:
+        check_columns(file, schema)
+        for batch in read_rows([file], schema):
+            num_rows += len(batch.labels)
+            if num_rows >= SAMPLED_ROWS:
+                break
+    except DataError as error:
+        return error
+    return None
+
+
+def _times(sample: TableSample, labels: SampledColumn) -> dict[str, pa.Array]:
+    """Return the columns of times by their names."""
+    found = {
+        column.name: find_times(column.name, column.stored)
+        for column in sample.columns
+        if column is not labels and not column.problem
+    }
+    return {name: times for name, times in found.items() if times is not None}
+
+
+def _label_of(file: SourcePath, sample: TableSample, label: str | None) -> SampledColumn:
+    """Return the label column of the name that is given, or of one that is called as labels are."""
+    by_name = {column.name: column for column in sample.columns}
+    if label is not None and label not in by_name:
+        raise ConfigurationError(
+            f"the label must be a column of {file}, which has {_listed(by_name)}; got {label}"
+        )
+    found = [name for name in by_name if name.lower() in LABEL_NAMES] if label is None else [label]
     if not found:
         raise DataError(
             file,
             f"has no column that is called as labels are ({', '.join(LABEL_NAMES)}); name it by --label, of "
-            f"{', '.join(names)}",
+            f"{_listed(by_name)}",
         )
-    return str(found[0])
-
-
-def _label_texts(
-    file: SourcePath, name: str, column: pa.ChunkedArray
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the texts of a click and of none: of two values the one that is called so, else the rarer one."""
-    counts = pc.value_counts(column_texts(column.combine_chunks())).to_pylist()
-    texts = {each["values"]: each["counts"] for each in counts}
-    if None in texts or len(texts) != 2:
+    column = by_name[found[0]]
+    if column.problem:
+        raise DataError(file, f"the label column {column.name} cannot be used: it {column.problem}")
+    try:
+        is_label = not is_list(column.texts.type)
+    except ARROW_ERRORS:
+        is_label = False
+    if not is_label:
         raise DataError(
             file,
-            f"the label must have a value in every row, of two, but column {name} has {len(texts)}: "
-            f"{', '.join(map(repr, list(texts)[:5]))}; name another column by --label",
+            f"the label must hold texts or numbers, but column {column.name} holds {column.type}; name another "
+            f"column by --label",
         )
-    called = [text for text in texts if text.lower() in POSITIVE_TEXTS]
-    positive = called[0] if len(called) == 1 else min(texts, key=lambda text: texts[text])
-    return (positive,), tuple(text for text in texts if text != positive)
+    return column
 
 
-def _seen(name: str, column: pa.ChunkedArray, *, is_label: bool) -> SeenColumn:
-    array = column.combine_chunks()
-    kind = array.type
+def _label_texts(file: SourcePath, label: SampledColumn) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the texts of a click and of none: of two values the one that is called so, else the rarer one.
+
+    A value may have several texts, such as 1 and 1.0, or yes and Yes.
+    """
+    counts = {each["values"]: each["counts"] for each in pc.value_counts(label.texts).to_pylist()}
+    groups: dict[str | float, list[str]] = {}
+    for text in counts:
+        if text is not None:
+            groups.setdefault(_label_value(text), []).append(text)
+    if None in counts or len(groups) != 2:
+        raise DataError(
+            file,
+            f"the label must have a value in every row, of two, but column {label.name} has {len(counts)}: "
+            f"{', '.join(map(repr, list(counts)[:5]))}; name another column by --label",
+        )
+    both = list(groups.values())
+    called = [texts for texts in both if any(text.lower() in POSITIVE_TEXTS for text in texts)]
+    rarer = min(both, key=lambda texts: sum(counts[text] for text in texts))
+    positive = called[0] if len(called) == 1 else rarer
+    negative = both[1] if positive is both[0] else both[0]
+    return tuple(positive), tuple(negative)
+
+
+def _label_value(text: str) -> str | float:
     try:
-        texts = array.cast(pa.list_(pa.string())) if is_list(kind) else column_texts(array)
-    except pa.ArrowNotImplementedError:
-        empty = ColumnValues(name=name, missing_share=array.null_count / len(array), num_values=0)
-        return SeenColumn(
-            type=str(kind), values=empty, role=LEFT_OUT, remark="cannot be read as numbers or texts"
-        )
+        return float(text)
+    except ValueError:
+        return text.strip().lower()
+
+
+def _seen_label(column: SampledColumn) -> SeenColumn:
+    return SeenColumn(
+        type=column.type,
+        values=_counted(column.name, column.texts).column(column.name, num_rows=len(column.stored)),
+        role=LABEL,
+        remark="is label_positive what a click is?",
+    )
+
+
+def _seen(
+    column: SampledColumn,
+    is_click: npt.NDArray[np.bool_],
+    times: Mapping[str, pa.Array],
+    *,
+    time_column: str | None,
+) -> SeenColumn:
+    """Return what a column looks like, and its role."""
+    problem, num_rows = column.problem, len(is_click)
+    try:
+        texts = None if problem else column.texts
+    except ARROW_ERRORS:
+        problem, texts = "cannot be read as numbers or texts", None
+    if texts is None:
+        num_missing = column.stored.null_count if len(column.stored) else 0
+        empty = ColumnValues(name=column.name, missing_share=num_missing / num_rows, num_values=0)
+        return SeenColumn(type=column.type, values=empty, role=LEFT_OUT, remark=problem)
+    counter = _counted(column.name, texts)
+    values = counter.column(column.name, num_rows=num_rows)
+    if column.name in times and values.num_values > 1:
+        role = TIME
+        remark = order_remark(times[column.name], orders_rows=column.name == time_column)
+    else:
+        role, remark = _role(column.values, values, num_occurrences=counter.num_occurrences)
+    is_number = role in (NUMERIC, COUNT)
+    leak = (
+        leak_remark(_numbers(column.values) if is_number else texts, is_click)
+        if is_number or role == CATEGORICAL
+        else ""
+    )
+    return SeenColumn(
+        type=column.type,
+        values=values,
+        role=LEFT_OUT if leak else role,
+        remark=leak or remark,
+        list_length=_list_length(texts),
+        is_leak=bool(leak),
+    )
+
+
+def _counted(name: str, texts: pa.Array) -> ValueCounter:
     counter = ValueCounter()
     counter.add(texts)
-    values = counter.column(name, num_rows=counter.num_rows)
-    if is_label and not is_list(kind):
-        return SeenColumn(
-            type=str(kind), values=values, role=LABEL, remark="is label_positive what a click is?"
-        )
-    role, remark = _role(array, values, num_occurrences=counter.num_occurrences)
-    return SeenColumn(
-        type=str(kind), values=values, role=role, remark=remark, list_length=_list_length(texts)
-    )
+    return counter
 
 
 def _list_length(texts: pa.Array) -> int:
@@ -356,25 +372,65 @@ def _list_length(texts: pa.Array) -> int:
 
 
 def _role(array: pa.Array, values: ColumnValues, *, num_occurrences: int) -> tuple[str, str]:
-    """Return what a column is taken for, and what a person should check."""
+    """Return what a column is taken for that holds no times, and what a person should check."""
     if values.num_values < 2:
         return LEFT_OUT, "has one value at most"
-    is_whole = pa.types.is_integer(array.type)
-    is_nearly_unique = values.num_values > NEARLY_UNIQUE * num_occurrences
     if pa.types.is_temporal(array.type):
-        return TIME, order_remark(array)
-    if is_whole or pa.types.is_floating(array.type):
-        if is_whole and (_NAMES_SOMETHING.search(values.name) or values.num_values <= FEW_VALUES):
-            if is_nearly_unique:
-                return LEFT_OUT, UNIQUE_REMARK
-            return CATEGORICAL, "a number that counts something belongs to numeric_columns"
-        numbers = array.cast(pa.float64())
-        median = pc.quantile(numbers, 0.5)[0].as_py()
-        is_skewed = pc.min(numbers).as_py() >= 0 and pc.max(numbers).as_py() > SKEWED * max(median, 1.0)
-        doubt = "a number that names something belongs to categorical_columns" if is_whole else ""
-        return (COUNT if is_skewed else NUMERIC), doubt
+        return LEFT_OUT, "a time of day or a duration: write it as a number, such as its hour"
+    is_nearly_unique = values.num_values > NEARLY_UNIQUE * num_occurrences
+    numbers = _numbers(array)
+    if numbers is not None:
+        return _role_of_numbers(
+            numbers, values, is_whole=pa.types.is_integer(array.type), is_nearly_unique=is_nearly_unique
+        )
     if is_nearly_unique:
         return LEFT_OUT, UNIQUE_REMARK
     if is_list(array.type):
         return MULTI_HOT, "values in the order of time belong to sequence_columns"
     return CATEGORICAL, ""
+
+
+def _role_of_numbers(
+    column: pa.Array, values: ColumnValues, *, is_whole: bool, is_nearly_unique: bool
+) -> tuple[str, str]:
+    numbers = column.drop_null().to_numpy(zero_copy_only=False)
+    # Whole numbers of a column with gaps are often written as floating ones.
+    if _names_something(values.name) and (is_whole or bool((numbers == np.floor(numbers)).all())):
+        is_category = True
+    else:
+        is_category = is_whole and values.num_values <= FEW_VALUES
+    if is_category:
+        if is_nearly_unique:
+            return LEFT_OUT, UNIQUE_REMARK
+        return CATEGORICAL, "a number that counts something belongs to numeric_columns"
+    if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        return LEFT_OUT, "holds infinity, or numbers beyond 3.4e38: leave the field empty where none is known"
+    median = float(np.median(numbers))
+    is_skewed = numbers.min() >= 0 and numbers.max() > SKEWED * max(median, 1.0)
+    doubt = "a number that names something belongs to categorical_columns" if is_whole else ""
+    return (COUNT if is_skewed else NUMERIC), doubt
+
+
+def _names_something(name: str) -> bool:
+    words = words_of(name)
+    return bool(words) and (
+        words[-1] in _NAMING_WORDS or words[0] == "id" or _GLUED_ID.fullmatch(words[-1]) is not None
+    )
+
+
+def _numbers(array: pa.Array) -> pa.DoubleArray | None:
+    """Return a column of numbers [n] as float64, null where missing or NaN; None of another."""
+    kind = array.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        return None
+    numbers = array.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_nan(numbers), None, numbers)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(_shown, names))
+
+
+def _shown(name: str) -> str:
+    """Return a column's name as it fits into a line."""
+    return name if name.isprintable() and len(name) <= _SHOWN_CHARACTERS else shorten(name)

@@ -108,7 +108,7 @@ def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
 
 def has_two_lines(path: SourcePath) -> bool:
     """Tell whether a text file has two lines that are not blank."""
-    lines = (line for _, line in _lines(path) if line)
+    lines = (line for _, line in text_lines(path) if line)
     return next(lines, None) is not None and next(lines, None) is not None
 
 
@@ -136,10 +136,10 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
         DataError: The file cannot be read, or lacks a column.
     """
     needed = schema.used_columns if needed is None else needed
-    lines = ((number, line) for number, line in _lines(path) if line)
+    lines = ((number, line) for number, line in text_lines(path) if line)
     number, first = next(lines, (0, b""))
-    line = _decode(path, number, first)
-    separator = schema.separator or ("\t" if line.count("\t") >= max(1, line.count(",")) else ",")
+    line = decode_line(path, number, first)
+    separator = schema.separator or default_separator(line)
     layout = TextLayout(
         delimiter=separator[0],
         columns=schema.column_names,
@@ -148,7 +148,7 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     )
     if not first:
         return replace(layout, has_rows=False)
-    fields = _split(line, layout)
+    fields = split_line(line, layout)
     has_header = schema.has_header
     if has_header is None:
         has_header = not set(fields).isdisjoint(schema.used_columns)
@@ -169,6 +169,11 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     return layout
 
 
+def default_separator(line: str) -> str:
+    """Return what separates the fields of a file whose schema does not say."""
+    return "\t" if line.count("\t") >= max(1, line.count(",")) else ","
+
+
 def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequence[str]) -> None:
     missing = [column for column in needed if column not in fields]
     if missing:
@@ -181,7 +186,7 @@ def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequ
         raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
 
-def _lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
+def text_lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers from 1 and lines without their end."""
     try:
         with io.BufferedReader(cast(Any, open_text(path))) as stream:
@@ -192,7 +197,8 @@ def _lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
         raise unreadable(path, error) from error
 
 
-def _decode(path: SourcePath, number: int, line: bytes) -> str:
+def decode_line(path: SourcePath, number: int, line: bytes) -> str:
+    """Return a line as text; raises a `DataError` where it is no UTF-8."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -200,7 +206,8 @@ def _decode(path: SourcePath, number: int, line: bytes) -> str:
         raise DataError(path, f"must be UTF-8 text, got {found}", line=number) from error
 
 
-def _split(line: str, layout: TextLayout) -> list[str]:
+def split_line(line: str, layout: TextLayout) -> list[str]:
+    """Return the fields of a line."""
     if layout.quote is None:
         fields = line.split(layout.delimiter)
     else:
@@ -231,9 +238,9 @@ def _find_bad_line(
 
 def _records(path: SourcePath, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row, and the number of the line where it begins: quotes may hold line breaks."""
-    lines = ((number, _decode(path, number, line)) for number, line in _lines(path))
+    lines = ((number, decode_line(path, number, line)) for number, line in text_lines(path))
     if layout.quote is None:
-        yield from ((number, _split(line, layout)) for number, line in lines if line)
+        yield from ((number, split_line(line, layout)) for number, line in lines if line)
         return
     rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=layout.delimiter, quotechar=layout.quote)
     first = 1

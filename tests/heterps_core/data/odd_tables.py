@@ -97,3 +97,138 @@ ODD_COLUMNS: dict[str, pa.Array] = {  # Of all types that Parquet takes.
     "texts with line breaks": _some(["a\nb", 'a"b', "a,b", "a\x00b", "\N{ZERO WIDTH SPACE}"]),
     "times in text": pa.array([f"2026-11-01T00:{row // 60:02d}:{row % 60:02d}Z" for row in _ROWS]),
 }
+
+ODD_NAMES = (
+    "",
+    " ",
+    "a.b",
+    "a b",
+    'a "b"',
+    "a,b",
+    "a\nb",
+    "a\\b",
+    "a\x00b",
+    "=[a]",
+    "#a",
+    "Größe",
+    "広告 😀",
+    "x" * 5_000,
+    "1",
+    "element",
+    "None",
+    "Label",
+)
+
+
+def text_of(rows: list[list[str]], *, separator: str = ",", end: str = "\n") -> bytes:
+    """Return the rows as a text file."""
+    return "".join(separator.join(fields) + end for fields in rows).encode()
+
+
+def _rows_with(**odd: list[str]) -> list[list[str]]:
+    """Return a header and rows: label, site, price and odd columns."""
+    columns = {
+        "label": [str(row * 7 % 5 // 3) for row in _ROWS],
+        "site": [f"s{row % 7}" for row in _ROWS],
+        "price": [f"{1 + row * 31 % 83}.{row % 10}" for row in _ROWS],
+        **{name: [values[row % len(values)] for row in _ROWS] for name, values in odd.items()},
+    }
+    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def _with_label(*values: str) -> bytes:
+    rows = _rows_with()
+    return text_of([rows[0], *([values[row % len(values)], *rows[row + 1][1:]] for row in _ROWS)])
+
+
+_PLAIN = _rows_with()
+_TEXT = text_of(_PLAIN)
+
+ODD_TEXTS: dict[str, tuple[bytes, str]] = {
+    "plain": (_TEXT, ""),
+    "BOM": (b"\xef\xbb\xbf" + _TEXT, ""),
+    "CRLF": (text_of(_PLAIN, end="\r\n"), ""),
+    "blank lines first": (b"\n\r\n" + _TEXT, ""),
+    "no end of line": (_TEXT.rstrip(), ""),
+    "tabs": (text_of(_PLAIN, separator="\t"), ""),
+    "semicolons": (text_of(_PLAIN, separator=";"), ""),
+    "bars": (text_of(_PLAIN, separator="|"), ""),
+    "Hive": (text_of(_PLAIN, separator="\x01"), ""),
+    "carets": (text_of(_PLAIN, separator="^"), ""),
+    "padded": (text_of(_PLAIN, separator=", "), ""),
+    "as many tabs as commas": (text_of(_rows_with(**{"a\tb\tc\td": ["x", "y"]})), ""),
+    "latin-1 header": (
+        text_of(_rows_with(größe=["x", "y"])).decode().encode("latin-1"),
+        "must be UTF-8 text",
+    ),
+    "latin-1 column": (text_of(_rows_with(odd=["ö", "ß"])).decode().encode("latin-1"), ""),
+    "UTF-16": (_TEXT.decode().encode("utf-16"), "must be UTF-8 text"),
+    "empty": (b"", "must hold at least one row"),
+    "blank lines alone": (b"\n\n", "must hold at least one row"),
+    "header without rows": (b"label,site,price\n", "must hold at least one row"),
+    "one row": (b"label,site,price\n1,s1,2.5\n", "column label has 1"),
+    "one column": (b"label\n1\n0\n", "must have a column of categories"),
+    "one column without label": (b"site\na\nb\n", "has no column that is called as labels are"),
+    "no header": (text_of(_PLAIN[1:]), "must have a header"),
+    "ragged": (_TEXT + b"1,s1\n", "expected 3|Expected 3"),
+    "numbers as names": (text_of([["label", "0", "1"], *_PLAIN[1:]]), ""),
+    "a name that stands twice": (
+        text_of([["label", "site", "site", "odd"], *_rows_with(o=["x", "y"])[1:]]),
+        "",
+    ),
+    "a label that stands twice": (text_of([["label", "site", "label"], *_PLAIN[1:]]), "stands there 2 times"),
+    "a column without a name": (text_of(_rows_with(**{"": ["x", "y"]})), ""),
+    "quoted": (text_of(_rows_with(odd=['"a,b"', '"a ""b"""', '""'])), ""),
+    "quoted header": (text_of(_rows_with(**{'"a,b"': ["x", "y"]})), ""),
+    "numbers near their end": (text_of(_rows_with(odd=["1e308", "2", "3"])), ""),
+    "infinity": (text_of(_rows_with(odd=["inf", "-inf", "2.5"])), ""),
+    "nan": (text_of(_rows_with(odd=["nan", "1.5", "NaN", ""])), ""),
+    "whole numbers beyond int64": (
+        text_of(_rows_with(user_id=["18446744073709551615", "18446744073709551614"])),
+        "",
+    ),
+    "leading zeros": (text_of(_rows_with(zip=["00501", "010", "10"])), ""),
+    "thousands": (text_of(_rows_with(odd=['"1,000"', '"2,500"'])), ""),
+    "booleans": (text_of(_rows_with(odd=["True", "False", ""])), ""),
+    "times of day": (text_of(_rows_with(odd=["10:00:00", "11:30:00"])), ""),
+    "a number that is a text far below": (text_of([*_rows_with(odd=["1.5"] * 200 + ["none"] * 40)]), ""),
+    "label True and False": (_with_label("True", "False", "False"), ""),
+    "label yes and no": (_with_label("yes", "no", "no"), ""),
+    "label Yes, yes and no": (_with_label("Yes", "yes", "no", "no", "no", "NO"), ""),
+    "label Y and N": (_with_label("Y", "N", "N"), ""),
+    "label 1.0 and 0.0": (_with_label("1.0", "0.0", "0.0"), ""),
+    "label 1, 1.0 and 0": (_with_label("1", "1.0", "0", "0"), ""),
+    "label 1 and -1": (_with_label("1", "-1", "-1"), ""),
+    "label 2 and 1": (_with_label("2", "1", "1"), ""),
+    "label in quotes": (_with_label('"1"', '"0"', '"0"'), ""),
+    "label of blanks": (_with_label("1", "0", " 0"), ""),
+    "label 1e0 and 0": (_with_label("1e0", "0", "0"), ""),
+    "label of probabilities": (_with_label("0.1", "0.25", "0.9"), "of two, but column label has 3"),
+    "label of three values": (_with_label("0", "1", "2"), "of two, but column label has 3"),
+    "label with gaps": (_with_label("0", "1", ""), "a value in every row"),
+    "label with NA": (_with_label("0", "1", "NA"), "a value in every row"),
+    "label of one value": (_with_label("0"), "column label has 1"),
+    "label of dates": (_with_label("2026-11-01", "2026-11-02", "2026-11-02"), ""),
+}
+"""By what is odd: a file of text, and what a refusal says; empty where it can be trained with."""
+
+ODD_LABELS: dict[str, tuple[pa.Array, str]] = {
+    "boolean": (_some([True, False, False]), ""),
+    "float32": (_some([0.0, 1.0, 0.0], pa.float32()), ""),
+    "half float": (_some([0.0, 1.0, 0.0], pa.float16()), ""),
+    "int8": (_some([1, -1, -1], pa.int8()), ""),
+    "uint64": (_some([1, 0, 0], pa.uint64()), ""),
+    "decimal": (_some([Decimal("1.00"), Decimal("0.00"), Decimal("0.00")]), ""),
+    "string": (_some(["click", "none", "none"]), ""),
+    "string_view": (_some(["1", "0", "0"], pa.string_view()), ""),
+    "large_string": (_some(["1", "0", "0"], pa.large_string()), ""),
+    "dictionary": (_some(["yes", "no", "no"]).dictionary_encode(), ""),
+    "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), _some([1, 0, 0], pa.int8())), ""),
+    "binary": (_some([b"1", b"0", b"0"]), ""),
+    "NaN": (_some([1.0, 0.0, np.nan]), "a value in every row"),
+    "null": (pa.nulls(NUM_ROWS), "a value in every row"),
+    "list": (_some([[1], [0]]), "must hold texts or numbers"),
+    "struct": (_some([{"x": 1}]), "must hold texts or numbers"),
+    "bytes": (_some([b"\xff", b"\xfe"]), "must hold texts or numbers"),
+}
+"""By what is odd: a label column in Parquet, and what a refusal says; empty where it can be trained with."""

@@ -155,7 +155,7 @@ def test_text_with_a_header_is_looked_at_too_and_the_label_may_be_named(tmp_path
 def test_padded_fields_are_told_from_blanks_that_belong_to_them(tmp_path):
     names = "label, age, town, workclass"
     rows = [
-        f"{row % 2}, {20 + row % 50}, {'?' if row % 5 == 0 else 'Bad Ems'}, w{row % 9}" for row in range(500)
+        f"{row % 2}, {20 + row % 51}, {'?' if row % 5 == 0 else 'Bad Ems'}, w{row % 9}" for row in range(500)
     ]
     path, output = tmp_path / "adult.csv", tmp_path / "schema.json"
     path.write_text("\n".join([names, *rows]) + "\n")
