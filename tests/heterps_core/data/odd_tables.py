@@ -162,7 +162,7 @@ ODD_TEXTS: dict[str, tuple[bytes, str]] = {
         "must be UTF-8 text",
     ),
     "latin-1 column": (text_of(_rows_with(odd=["ö", "ß"])).decode().encode("latin-1"), ""),
-    "UTF-16": (_TEXT.decode().encode("utf-16"), "must be UTF-8 text"),
+    "UTF-16": (_TEXT.decode().encode("utf-16"), "text in UTF-16"),
     "empty": (b"", "must hold at least one row"),
     "blank lines alone": (b"\n\n", "must hold at least one row"),
     "header without rows": (b"label,site,price\n", "must hold at least one row"),
