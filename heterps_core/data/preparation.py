@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS, TEXT_RULE
+from heterps_core.data.features import BUFFER_BYTES, FIRST_TEXT_RULE, MIN_SLOT_ROWS, TEXT_RULE
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -181,7 +181,8 @@ def _prepare_rows(
                 sources,
             )
         )
-    _check_same_types((*files, *eval_files), [each.columns for each in taken], schema)
+    if text_rule == FIRST_TEXT_RULE:
+        _check_same_types((*files, *eval_files), [each.columns for each in taken], schema)
     sizes = [each.sizes for each in taken]
     num_rows_of = [sum(each) for each in sizes]
     num_rows = sum(num_rows_of)
@@ -274,11 +275,15 @@ def _take_file(
 
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
-    """Refuse a column of categories, single or in lists, that are written in one file as in no other (5.0 and 5)."""
+    """Refuse categories whose texts the first rule makes of their type, which differs between files (5.0 and 5)."""
     for name in schema.slot_columns:
-        first = columns[0].field(name).type
+        first = (
+            next((each for each in columns if _written_as(each.field(name).type)), columns[0])
+            .field(name)
+            .type
+        )
         for file, found in zip(files, columns, strict=True):
-            if _written_as(found.field(name).type) != _written_as(first):
+            if _written_as(found.field(name).type) not in ("", _written_as(first)):
                 raise DataError(
                     file,
                     f"column {name} must be written as in the other files of the source, but holds "
@@ -288,13 +293,16 @@ def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema],
 
 
 def _written_as(column: pa.DataType) -> str:
-    """Return one name for types whose values, or those of whose lists, become the same texts."""
-    if is_list(column):
-        column = column.value_type
-    if pa.types.is_dictionary(column):
-        column = column.value_type
-    is_plain = pa.types.is_integer(column) or pa.types.is_string(column) or pa.types.is_large_string(column)
-    return "text" if is_plain or pa.types.is_boolean(column) else str(column)
+    """Return one name for types whose values, or those of whose lists, become the same texts; none for no value."""
+    if is_list(column) or pa.types.is_dictionary(column):
+        return _written_as(column.value_type)
+    types = pa.types
+    if types.is_null(column):
+        return ""
+    is_text = types.is_string(column) or types.is_large_string(column) or types.is_string_view(column)
+    is_bytes = types.is_binary(column) or types.is_large_binary(column) or types.is_binary_view(column)
+    is_plain = is_text or is_bytes or types.is_integer(column) or types.is_boolean(column)
+    return "text" if is_plain else str(column)
 
 
 def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None:

@@ -32,6 +32,7 @@ from heterps_core.data.manifest import SourceFile, describe_source
 from heterps_core.data.preparation import ROWS_PER_GROUP
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
+from heterps_core.data.reading.parquet_reader import columns_in_common
 from heterps_core.data.reading.readers import holds_rows, list_source_files
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
@@ -290,8 +291,12 @@ def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_datase
         pa_dataset.ParquetFileFormat() if is_parquet(first) else _text_format(first, schema),
         pa_dataset.FileSystemFactoryOptions(partitioning=pa_dataset.HivePartitioning.discover()),
     )
-    # A column without a value in one file has another type there.
-    return factory.finish(factory.inspect(promote_options="permissive"))
+    columns = factory.inspect(fragments=1)
+    if is_parquet(first):
+        of_files = columns_in_common(files)
+        of_folders = [field for field in columns if field.name not in of_files.names]
+        columns = pa.schema([*of_files, *of_folders])
+    return factory.finish(columns)
 
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:

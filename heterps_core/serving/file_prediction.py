@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.feature_columns import read_columns
+from heterps_core.data.reading.file_kinds import is_parquet
+from heterps_core.data.reading.parquet_reader import columns_in_common
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.serving.exported_model import ClickPredictor
 
@@ -53,17 +55,10 @@ def predict_files(
     try:
         with ExitStack() as stack:
             writer: pq.ParquetWriter | pa_csv.CSVWriter | None = None
-            columns = pa.schema([])
             for batch in _predicted(predictor, files, kept, added):
                 if writer is None:
                     kind = pq.ParquetWriter if output.suffix == _PARQUET else pa_csv.CSVWriter
                     writer = stack.enter_context(kind(part, batch.schema))
-                    columns = batch.schema
-                if batch.schema != columns:
-                    raise ConfigurationError(
-                        f"columns to keep must have one type in all files, got {batch.schema.types[: len(kept)]} "
-                        f"after {columns.types[: len(kept)]}"
-                    )
                 writer.write_batch(batch)
                 num_rows += batch.num_rows
         if num_rows == 0:
@@ -92,6 +87,10 @@ def _predicted(
     schema = predictor.schema
     features = (*schema.numeric_columns, *schema.slot_columns)
     needed = tuple(dict.fromkeys((*features, *kept)))
+    types = dict.fromkeys(kept, pa.string())
+    if kept and all(map(is_parquet, files)):
+        common = columns_in_common(files)
+        types = {name: common.field(name).type for name in kept if name in common.names}
     for file in files:
         for batch in read_columns(file, schema, needed):
             try:
@@ -100,5 +99,6 @@ def _predicted(
                 raise DataError(file, error.problem) from error
             found = [probabilities] if len(added) == 1 else list(probabilities.T)
             yield pa.record_batch(
-                [*(batch.column(name) for name in kept), *map(pa.array, found)], names=[*kept, *added]
+                [*(batch.column(name).cast(types[name]) for name in kept), *map(pa.array, found)],
+                names=[*kept, *added],
             )

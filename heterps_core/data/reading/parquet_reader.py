@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -193,6 +195,34 @@ def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
 def open_parquet(path: SourcePath | str) -> pa.NativeFile:
     """Open a file for a Parquet reader; of one in a bucket only what is read is fetched."""
     return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
+
+
+def columns_in_common(paths: Sequence[SourcePath]) -> pa.Schema:
+    """Return the columns of Parquet files, each with a type that the values of all can be cast to.
+
+    Raises:
+        DataError: A file is damaged.
+    """
+    with ThreadPoolExecutor() as pool:
+        of_files = list(pool.map(_read_columns, paths))
+    types: dict[str, list[pa.DataType]] = {}
+    for field in chain.from_iterable(of_files):
+        types.setdefault(field.name, []).append(field.type)
+    return pa.schema([(name, _common_type(found)) for name, found in types.items()])
+
+
+def _read_columns(path: SourcePath) -> pa.Schema:
+    with named_reading(path), open_parquet(path) as source:
+        return pq.ParquetFile(source).schema_arrow
+
+
+def _common_type(types: Sequence[pa.DataType]) -> pa.DataType:
+    # A column without a value in a file has no type there.
+    known = [pa.schema([("", each)]) for each in dict.fromkeys(types) if not pa.types.is_null(each)]
+    try:
+        return pa.unify_schemas(known, promote_options="permissive").field(0).type if known else pa.string()
+    except pa.ArrowException:
+        return pa.string()
 
 
 def check_names(path: SourcePath | str, found: Sequence[str], needed: Sequence[str]) -> None:

@@ -1,8 +1,10 @@
 import logging
+import math
 import multiprocessing
 import os
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 
 import numpy as np
@@ -13,10 +15,11 @@ import pytest
 from heterps_core.data import preparation, training_rows
 from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FIRST_TEXT_RULE, TEXT_RULE
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
-from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from tests.heterps_core.data.synthetic_rows import (
     all_rows,
@@ -211,6 +214,7 @@ def test_a_parquet_file_without_rows_beside_others_is_no_error(tmp_path):
     ],
 )
 def test_files_of_one_source_whose_columns_differ_are_told_apart(tmp_path, column, kind, problem):
+    """Categories by their types only where a model keeps the first rule for texts."""
     write_parquet(tmp_path / "in" / "first.parquet", 50)
     table = pq.read_table(tmp_path / "in" / "first.parquet").drop_columns([column])
     if kind is not None:
@@ -218,7 +222,81 @@ def test_files_of_one_source_whose_columns_differ_are_told_apart(tmp_path, colum
     pq.write_table(table, tmp_path / "in" / "second.parquet")
 
     with pytest.raises(DataError, match=problem):
-        prepare(tmp_path / "in", tmp_path / "out")
+        prepare(tmp_path / "in", tmp_path / "out", text_rule=FIRST_TEXT_RULE)
+
+
+UTC_TIMES = [datetime(2026, 11, day, 12, 30, tzinfo=UTC) for day in (1, 2, 3, 4)]
+NAIVE_TIMES = [time.replace(tzinfo=None) for time in UTC_TIMES]
+DAYS = [time.date() for time in UTC_TIMES]
+TEXTS = ["a", "b", "\u00fc", None]
+WHOLE = [5, 10**12, -3, None]
+LISTS = [["a", "b"], [], None, ["a"]]
+
+SAME_VALUES = {
+    "texts": [
+        pa.array(TEXTS, kind)
+        for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+    ]
+    + [pa.array(TEXTS).dictionary_encode(), pa.array(TEXTS, pa.large_string()).dictionary_encode()],
+    "whole numbers": [
+        pa.array(WHOLE),
+        pa.array(WHOLE, pa.float64()),
+        pa.array(WHOLE).cast(pa.decimal128(38, 4)),
+        pa.array(["5", "1e12", "-3.0", ""]),
+        pa.array([5.0, 1e12, -3.0, math.nan]),
+    ],
+    "times": [
+        *(pa.array(NAIVE_TIMES, pa.timestamp(unit)) for unit in ("s", "ms", "us", "ns")),
+        *(pa.array(UTC_TIMES, pa.timestamp("us", zone)) for zone in ("UTC", "Europe/Berlin", "+05:30")),
+        pa.array([str(time) for time in NAIVE_TIMES]),
+    ],
+    "days": [
+        *(pa.array(DAYS).cast(kind) for kind in (pa.date32(), pa.date64(), pa.timestamp("us"))),
+        pa.array(map(str, DAYS)),
+    ],
+    "truth": [
+        pa.array([True, False, None, True]),
+        pa.array(["true", "False", None, "1"]),
+        pa.array([1, 0, None, 1]),
+    ],
+    "no value": [pa.nulls(4), pa.nulls(4, pa.string()), pa.array([""] * 4), pa.array([math.nan] * 4)],
+    "lists": [
+        pa.array(LISTS),
+        pa.array(LISTS, pa.large_list(pa.large_string())),
+        pa.array(LISTS, pa.list_(pa.string_view())),
+        pa.array(LISTS, pa.list_(pa.binary())),
+        pa.array(["a|b", "", None, "a"]),
+    ],
+    "lists without value": [
+        pa.nulls(4),
+        pa.array([[], None, [], []]),
+        pa.array([None] * 4, pa.list_(pa.string())),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text_rule"),
+    [
+        *((kind, TEXT_RULE) for kind in SAME_VALUES),
+        *((kind, FIRST_TEXT_RULE) for kind in ("texts", "no value", "lists", "lists without value")),
+    ],
+)
+def test_the_same_values_of_all_types_of_files_are_one_category(tmp_path, kind, text_rule):
+    schema = DataSchema(name="clicks", label_column="click", categorical_columns=("site",))
+    if "lists" in kind:
+        schema = replace(schema, categorical_columns=(), multi_hot_columns=(MultiHotColumn(name="site"),))
+    columns = SAME_VALUES[kind]
+    if text_rule == FIRST_TEXT_RULE:
+        columns = [each for each in columns if not pa.types.is_floating(each.type)]
+    for number, column in enumerate(columns):
+        table = pa.table({"click": [0, 1, 0, 1], "site": column})
+        pq.write_table(table, tmp_path / f"part-{number}.parquet")
+
+    dataset = prepare(tmp_path / "*.parquet", tmp_path / "out", schema=schema, text_rule=text_rule)
+
+    ids = np.split(all_rows(dataset).ids, len(columns))
+    assert all(each.tolist() == ids[0].tolist() for each in ids)
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,43 @@ def test_a_damaged_file_is_told_in_one_line(tables, tmp_path):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("sites", "expected"),
+    [
+        ([pa.nulls(2), pa.array(["a", "b"])], [None, None, "a", "b"]),
+        ([pa.array(["a", "b"]), pa.array(["c", "d"], pa.string_view())], ["a", "b", "c", "d"]),
+        ([pa.array([1, 2]), pa.array(["c", "d"])], ["1", "2", "c", "d"]),
+        ([pa.array([b"a", b"b"]), pa.array([3, 4])], ["a", "b", "3", "4"]),
+        ([pa.array([1, 2]), pa.array([3.5, None])], [1.0, 2.0, 3.5, None]),
+        ([pa.nulls(2), pa.nulls(2)], [None] * 4),
+    ],
+)
+def test_files_whose_types_differ_are_one_table_of_all_their_values(tmp_path, sites, expected):
+    for part, site in enumerate(sites):
+        (tmp_path / f"hour={part}").mkdir()
+        pq.write_table(pa.table({"label": [0, 1], "site": site}), tmp_path / f"hour={part}" / "rows.parquet")
+    query = query_of({}, tmp_path, "SELECT label, site, hour, 'x' AS country FROM rows")
+
+    found = pq.read_table(run(query, tmp_path / "hour=*", tmp_path)).to_pydict()
+
+    assert found["site"] == expected
+    assert found["hour"] == [0, 0, 1, 1]
+
+
+def test_a_query_reads_text_with_line_breaks_in_quotes_other_separators_and_parts_without_rows(tmp_path):
+    (tmp_path / "in").mkdir()
+    for part, text in enumerate(["", "label;site\n", 'label;site\n0;"a\n,b"\n1;c\n']):
+        (tmp_path / "in" / f"part-{part}.csv").write_text(text)
+    query = query_of({}, tmp_path, "SELECT label, site, 'x' AS country FROM rows")
+    schema = replace(SCHEMA, separator=";")
+
+    found = query.result(
+        list_source_files(tmp_path / "in"), day=DAY, schema=schema, folder=tmp_path / "results"
+    )
+
+    assert pq.read_table(found)["site"].to_pylist() == ["a\n,b", "c"]
+
+
 def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
 

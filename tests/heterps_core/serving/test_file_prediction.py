@@ -128,14 +128,22 @@ def test_an_output_that_cannot_be_is_refused(clicks, tmp_path, output, kept, mes
         predict_files(predictor, [path], tmp_path / output, kept=kept)
 
 
-def test_kept_columns_of_two_types_are_refused(clicks, tmp_path):
+@pytest.mark.parametrize(
+    ("of_files", "expected"),
+    [
+        ([pa.array(range(NUM_ROWS)), pa.array(map(str, range(NUM_ROWS)))], [*map(str, range(NUM_ROWS))] * 2),
+        ([pa.nulls(NUM_ROWS), pa.array(range(NUM_ROWS))], [None] * NUM_ROWS + [*range(NUM_ROWS)]),
+    ],
+)
+def test_kept_columns_have_one_type_that_holds_the_values_of_all_files(clicks, tmp_path, of_files, expected):
     predictor, path, _ = clicks
-    for name, ids in (("1", range(NUM_ROWS)), ("2", map(str, range(NUM_ROWS)))):
-        pq.write_table(as_table(path).append_column("id", pa.array(list(ids))), tmp_path / f"{name}.parquet")
-    files = [tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    files = [tmp_path / f"{part}.parquet" for part in range(2)]
+    for file, ids in zip(files, of_files, strict=True):
+        pq.write_table(as_table(path).append_column("id", ids), file)
 
-    with pytest.raises(ConfigurationError, match="one type in all files"):
-        predict_files(predictor, files, tmp_path / "out.parquet", kept=["id"])
+    predict_files(predictor, files, tmp_path / "out.parquet", kept=["id"])
+
+    assert pq.read_table(tmp_path / "out.parquet")["id"].to_pylist() == expected
 
 
 def test_a_csv_file_with_a_header_may_have_its_columns_in_any_order(clicks, tmp_path):
