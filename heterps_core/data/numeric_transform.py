@@ -1,10 +1,14 @@
-"""How numeric columns become dense model input: logarithm of counts, standardisation, missing values.
+"""How numeric columns become dense model input: logarithm of counts, bounds, standardisation, missing values.
 
 Statistics come from the training rows alone, so that held-out rows and later requests are treated as these were.
+
+Values far outside of all others count as bounds, in the statistics and as input, since one of them would move mean
+and deviation so far that the others become one number (winsorising: Dixon, Ann. Math. Statist. 31, 1960).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +21,15 @@ from heterps_core.json_codec import JsonDocument
 MIN_STANDARD_DEVIATION = 1e-6
 """A column that varies less than this is constant for float32 input and is only centred."""
 
+OUTER_SHARE = 0.01
+"""Of the values at each end; a bound lies as far outside of the others as they reach. Of normally distributed ones it
+is 7 deviations from the mean."""
+
+_LARGEST = 1e140
+"""Squares of larger numbers cannot be summed in float64."""
+
+Floats = npt.NDArray[np.floating[Any]]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumericTransform(JsonDocument):
@@ -27,72 +40,96 @@ class NumericTransform(JsonDocument):
 
     means: tuple[float, ...]
     standard_deviations: tuple[float, ...]
+    lows: tuple[float, ...] = ()
+    highs: tuple[float, ...] = ()
+    """Bounds of each column after the logarithm: values beyond count as these. Earlier models have none."""
 
-    def apply(self, values: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float32]:
-        """Return raw values [N, D] (NaN: missing) as dense model input [N, D]."""
+    def apply(self, values: Floats) -> npt.NDArray[np.float32]:
+        """Return raw values [N, D] (NaN: missing) as dense model input [N, D].
+
+        Input that leaves the range of float32, for want of bounds, is infinite.
+        """
         return self.standardise(take_logarithms(values, self.is_count))
 
-    def standardise(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def standardise(self, values: Floats) -> npt.NDArray[np.float32]:
         """Return (value - mean) / standard deviation; a missing value (NaN) becomes 0, the mean.
 
         Logarithms of the values [N, D] are taken already.
         """
-        means = np.asarray(self.means, dtype=np.float32)
-        scales = np.asarray(self.standard_deviations, dtype=np.float32)
-        standardised: npt.NDArray[np.float32] = (values - means) / scales
+        kind = values.dtype
+        if self.lows:
+            values = values.clip(np.asarray(self.lows, kind), np.asarray(self.highs, kind))
+        with np.errstate(over="ignore"):
+            scaled = (values - np.asarray(self.means, kind)) / np.asarray(self.standard_deviations, kind)
+            standardised: npt.NDArray[np.float32] = scaled.astype(np.float32, copy=False)
         standardised[np.isnan(standardised)] = 0.0
         return standardised
 
 
-def take_logarithms(
-    values: npt.NDArray[np.floating[Any]], is_count: tuple[bool, ...]
-) -> npt.NDArray[np.float32]:
+def take_logarithms(values: Floats, is_count: tuple[bool, ...]) -> Floats:
     """Return values [N, D] with sign(x) * log(1 + |x|) in the count columns; NaN stays NaN.
 
     The signed form is defined for negative values too (Criteo's I2 goes down to -2 or -3) and keeps
-    their order, where clipping them to 0 would lose it.
+    their order, where clipping them to 0 would lose it. Logarithms are taken in float32, which tells them apart;
+    other columns stay in float64, as times in seconds would lose minutes.
 
     Example:
         >>> take_logarithms(np.array([[0.0, 5.0], [-1.0, -1.0]]), (True, False)).round(3).tolist()
         [[0.0, 5.0], [-0.6930000185966492, -1.0]]
     """
-    dense = values.astype(np.float32)
+    if not any(is_count):
+        return values
+    columns = slice(None) if all(is_count) else np.flatnonzero(is_count)
+    with np.errstate(over="ignore"):
+        counts = values[:, columns].astype(np.float32)
+    logarithms = np.copysign(np.log1p(np.abs(counts)), counts)
     if all(is_count):
-        return np.copysign(np.log1p(np.abs(dense)), dense)
-    if any(is_count):
-        counts = np.flatnonzero(is_count)
-        dense[:, counts] = np.copysign(np.log1p(np.abs(dense[:, counts])), dense[:, counts])
-    return dense
+        return logarithms
+    taken = values.astype(np.float64)
+    taken[:, columns] = logarithms
+    return taken
 
 
-def fit_numeric_transform(
-    chunks: Iterable[npt.NDArray[np.float32]], is_count: tuple[bool, ...]
-) -> NumericTransform:
-    """Return mean and population standard deviation of each column, missing values left out.
+def fit_numeric_transform(chunks: Iterable[Floats], is_count: tuple[bool, ...]) -> NumericTransform:
+    """Return bounds, mean and population standard deviation of each column, missing values left out.
 
     Chunks [n, D] have their logarithms taken already, and NaN where missing.
 
-    A column without any value gets mean 0, a constant one standard deviation 1.
+    A column without any value gets mean 0, a constant one standard deviation 1; of both, all values are the mean.
     """
-    num_columns = len(is_count)
-    counts = np.zeros(num_columns)
-    means = np.zeros(num_columns)
-    # Sums of squared distances from the mean, merged piece by piece (Chan, Golub and LeVeque, 1983): the
-    # plain sum of squares would lose all digits of a column with a large mean.
-    squares = np.zeros(num_columns)
-    for chunk in chunks:
-        present = ~np.isnan(chunk)
-        n = present.sum(axis=0)
-        values = np.where(present, chunk, 0.0).astype(np.float64)
-        chunk_means = values.sum(axis=0) / np.maximum(n, 1)
-        distances = np.where(present, values - chunk_means, 0.0)
-        total = np.maximum(counts + n, 1)
-        shift = chunk_means - means
-        squares += (distances**2).sum(axis=0) + shift**2 * counts * n / total
-        means += shift * n / total
-        counts += n
-    deviations = np.sqrt(squares / np.maximum(counts, 1))
-    deviations[deviations < MIN_STANDARD_DEVIATION] = 1.0
+    columns = [np.empty(0)] * len(is_count)
+    kept = list(chunks)
+    if kept:
+        columns = list(np.concatenate(kept).T)
+    fitted = [_fitted(column[~np.isnan(column)].astype(np.float64)) for column in columns]
+    lows, highs, means, deviations = zip(*fitted, strict=True) if fitted else ((),) * 4
     return NumericTransform(
-        is_count=is_count, means=tuple(means.tolist()), standard_deviations=tuple(deviations.tolist())
+        is_count=is_count, means=means, standard_deviations=deviations, lows=lows, highs=highs
     )
+
+
+def _fitted(values: npt.NDArray[np.float64]) -> tuple[float, float, float, float]:
+    """Return low and high bound, mean and standard deviation of the values [n] of a column."""
+    if not len(values):
+        return 0.0, 0.0, 0.0, 1.0
+    low, high = _bounds(values)
+    values = values.clip(low, high)
+    deviation = float(values.std())
+    return low, high, float(values.mean()), deviation if deviation >= MIN_STANDARD_DEVIATION else 1.0
+
+
+def _bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Return how low and high the values [n] of a column count.
+
+    Those at the ends are told among the values that are not the median, which most rows may have.
+    """
+    median = float(np.partition(values, len(values) // 2)[len(values) // 2])
+    others = values[values != median]
+    low = high = median
+    if len(others):
+        at_end = math.ceil(OUTER_SHARE * (len(others) - 1)) if len(others) > 2 else 0
+        ends = np.partition(others, [at_end, len(others) - 1 - at_end])[[at_end, len(others) - 1 - at_end]]
+        low, high = min(low, float(ends[0])), max(high, float(ends[1]))
+    low, high = max(low, -_LARGEST), min(high, _LARGEST)
+    reach = high - low
+    return low - reach, high + reach

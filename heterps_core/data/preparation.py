@@ -309,7 +309,8 @@ def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None
     """Write the rows of a file as Parquet that the same schema reads."""
     label_texts = pa.array([schema.label_negative[0], schema.label_positive[0]])
     types = [pa.dictionary(pa.int8(), pa.string())] * len(schema.labels)
-    types += [pa.float32()] * len(schema.number_columns) + [pa.string()] * len(schema.categorical_columns)
+    types += [pa.float32()] * len(schema.weight_columns) + [pa.float64()] * len(schema.numeric_columns)
+    types += [pa.string()] * len(schema.categorical_columns)
     types += [pa.list_(pa.string())] * len(schema.list_columns)
     table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
     with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
@@ -320,7 +321,7 @@ def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None
                 for labels in np.atleast_2d(batch.labels.T)
             ]
             columns += [] if batch.weights is None else [pa.array(batch.weights)]
-            columns += [pa.array(numbers, from_pandas=True) for numbers in batch.numbers.T.astype(np.float32)]
+            columns += [pa.array(numbers, from_pandas=True) for numbers in batch.numbers.T]
             held.append(pa.record_batch([*columns, *batch.texts], schema=table_schema))
             if sum(each.num_rows for each in held) >= ROWS_PER_GROUP:
                 held = _write_groups(writer, held, at_least=ROWS_PER_GROUP)

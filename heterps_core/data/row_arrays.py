@@ -19,6 +19,7 @@ from heterps_core.data.features import FIRST_TEXT_RULE, SEQUENCE, FeatureSpec
 from heterps_core.data.hashing import ids_of_lists, keys_of_texts, rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.row_batch import RowBatch, first_label
+from heterps_core.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,11 +43,30 @@ class RowArrays:
 def rows_as_arrays(batch: RowBatch, features: FeatureSpec, transform: NumericTransform) -> RowArrays:
     """Return rows as a model of these features and this transform takes them."""
     return RowArrays(
-        dense=transform.apply(batch.numbers),
+        dense=dense_input(batch.numbers, features.dense_names, transform),
         ids=ids_of_texts(batch.texts, features),
         labels=batch.labels,
         weights=batch.weights,
     )
+
+
+def dense_input(
+    numbers: npt.NDArray[np.float64], names: Sequence[str], transform: NumericTransform
+) -> npt.NDArray[np.float32]:
+    """Return the dense input [N, D] of raw numbers [N, D] of columns of these names.
+
+    Raises:
+        DataError: A number leaves the range of float32 there.
+    """
+    dense = transform.apply(numbers)
+    if not np.isfinite(dense).all():
+        row, column = np.argwhere(~np.isfinite(dense))[0]
+        raise DataError(
+            "the rows",
+            f"column {names[column]} must hold numbers that stay in 32-bit range once they are "
+            f"standardised, got {numbers[row, column]}; leave it empty where it is missing",
+        )
+    return dense
 
 
 def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:

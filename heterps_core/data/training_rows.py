@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 
 from heterps_core.data.distinct_values import ValueCounter
 from heterps_core.data.manifest import DatasetManifest
-from heterps_core.data.numeric_transform import fit_numeric_transform, take_logarithms
+from heterps_core.data.numeric_transform import Floats, fit_numeric_transform, take_logarithms
 from heterps_core.data.reading.row_batch import RowBatch, first_label
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, sampled_runs
 from heterps_core.data.schema import DataSchema
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 SAMPLED_ROWS, SAMPLED_RUNS = 1_048_576, 32
 """Rows that are looked at, and the runs that they lie in, spread evenly over the training rows; where these runs lie
 does not depend on the kind of the files or their row groups, of which one or two are read for each."""
+
+
+MOST_FITTED = 1 << 24
+"""Numbers of all columns together that are in memory to fit the transform: 134 MB."""
 
 
 def without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Path) -> DatasetManifest:
@@ -55,7 +59,7 @@ def without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Pa
 def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> DatasetManifest:
     """Return a manifest with what evenly spread runs of the training rows show; all of them where they are few.
 
-    Means and deviations of the parts are merged exactly.
+    Of many numeric columns the transform is fitted on every second of these rows, or every third, and so on.
     """
     num_rows = num_clicks = 0
     num_cut: Counter[str] = Counter()
@@ -63,7 +67,10 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
     # Short runs of large row groups lie in the same one.
     read = lru_cache(1)(groups.read)
 
-    def chunks() -> Iterator[npt.NDArray[np.float32]]:
+    num_numbers = min(manifest.num_train_rows, SAMPLED_ROWS) * manifest.features.num_dense
+    every = max(1, math.ceil(num_numbers / MOST_FITTED))
+
+    def chunks() -> Iterator[Floats]:
         nonlocal num_rows, num_clicks
         for first, stop in sampled_runs(manifest.num_train_rows, at_most=SAMPLED_ROWS, num_runs=SAMPLED_RUNS):
             for group in groups.between(first, stop):
@@ -74,7 +81,7 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
                 num_cut.update(_longer_lists(batch, manifest.schema, mine))
                 for counter, texts in zip(counters, batch.texts, strict=True):
                     counter.add(texts[mine])
-                yield take_logarithms(batch.numbers[mine], manifest.schema.count_flags)
+                yield take_logarithms(batch.numbers[mine][::every], manifest.schema.count_flags)
 
     transform = fit_numeric_transform(chunks(), manifest.schema.count_flags)
     for name, number in num_cut.items():

@@ -18,7 +18,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.parquet_reader import plain_column
 from heterps_core.data.reading.row_batch import clean, clean_lists, shorten
-from heterps_core.data.row_arrays import ids_of_texts
+from heterps_core.data.row_arrays import dense_input, ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -53,7 +53,7 @@ def model_input(
         else _texts(name, columns[name], schema)
         for name in schema.slot_columns
     ]
-    return transform.apply(raw_ND), ids_of_texts(texts, features)
+    return dense_input(raw_ND, schema.numeric_columns, transform), ids_of_texts(texts, features)
 
 
 def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:
@@ -68,12 +68,12 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
     markers = [float(marker) for marker in schema.missing_markers if _is_number(marker)]
     numbers: npt.NDArray[np.float64] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
     numbers = np.where(np.isin(numbers, markers), np.nan, numbers)
-    too_large = np.abs(numbers) > np.finfo(np.float32).max
-    if too_large.any():
+    is_infinite = np.isinf(numbers)
+    if is_infinite.any():
         raise DataError(
             SOURCE,
-            f"column {name} must hold finite numbers of 32-bit range, got {numbers[too_large][0]}; "
-            f"None or NaN stands for a missing value",
+            f"column {name} must hold finite numbers, got {numbers[is_infinite][0]}; None or NaN stands for a "
+            f"missing value",
         )
     return numbers
 

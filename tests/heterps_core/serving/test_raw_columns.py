@@ -123,8 +123,8 @@ def test_no_rows_give_no_input():
     [
         (["1", "many"], "column age must hold numbers, got 'many'"),
         ([1, "many"], "column age must hold numbers, got 'many'"),
-        ([float("inf")], "column age must hold finite numbers of 32-bit range, got inf"),
-        ([1e300], "column age must hold finite numbers of 32-bit range, got 1e"),
+        ([float("inf")], "column age must hold finite numbers, got inf"),
+        ([1e300], r"column age must hold numbers that stay in 32-bit range once .* got 1e\+300"),
         (
             pd.Series(["2026-11-21"]).astype("datetime64[ns]"),
             "column age must hold numbers, got values of type",
