@@ -106,6 +106,9 @@ class Workspace:
 
     logs_directory = _Below("logs")
     services_path = _Below("services.json")
+    deployments_path = _Below("deployments.json")
+    """What Prefect held of the deployments after they were registered last."""
+
     password_path = _Below("password")
     """The user:password of the servers of this workspace; readable by this user alone."""
 

@@ -26,6 +26,7 @@ from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
+from flows.service.kept_settings import register
 from flows.service.prefect_connection import wait_for_server
 from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
@@ -38,6 +39,7 @@ from flows.service.schedule import (
 from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
 from heterps_core.errors import HeterpsError
+from infra.workspace import Workspace
 
 # A sweep that hangs must not pile up; runs that train keep one another out (tasks/running/live_fleet.py).
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
@@ -59,8 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         install_crash_automations()
         recover(is_alone=not options.set_up_only)
         if not options.set_up_only:
-            # Schedules stay as they are on a stop, so that one which somebody paused stays paused.
-            serve(*deployments(), pause_on_shutdown=False, print_starting_message=False)
+            served = deployments()
+            register(served, record=Workspace.locate().deployments_path)
+            serve(*served, pause_on_shutdown=False, print_starting_message=False)
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
