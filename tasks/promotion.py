@@ -18,11 +18,12 @@ from prefect.cache_policies import NO_CACHE
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import targets_of
+from heterps_core.data.schema import DataSchema
 from heterps_core.errors import CheckpointError, ConfigurationError, DataError, OtherColumnsError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.intervals import Estimate, PairedComparison
 from heterps_core.judging.quality import auc_difference
-from heterps_core.training.storage.exported_files import exported_sha256
+from heterps_core.training.storage.exported_files import exported_sha256, read_description
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import (
@@ -207,6 +208,11 @@ def judge_challenger(
             against_baseline = _against_baseline(dataset, folder, baseline, confidence=confidence)
             verdicts.append(gate_against_baseline(against_baseline, confidence=confidence))
         return case.decision(verdicts, challenger=challenger, log_loss_difference=above_mean_rate)
+    own = DataSchema.from_json(read_description(opponent.folder)["schema"])
+    named = dataset.manifest.schema.used_columns
+    case.columns_not_named = tuple(
+        name for name in (*own.numeric_columns, *own.slot_columns) if name not in named
+    )
     kept = decision_of(find_version(workspace, opponent.version))
     before = kept.challenger if kept else None
     champion_figures = _figures(
@@ -317,6 +323,9 @@ class _Case:
     champion_counts_as_none: str = ""
     """Why, for people; empty where it counts, or there is none."""
 
+    columns_not_named: tuple[str, ...] = ()
+    """That the champion reads, but the schema does not name any more."""
+
     @property
     def champion_version(self) -> str | None:
         """That it is judged against."""
@@ -361,6 +370,11 @@ class _Case:
             stays = self.stays_champion or before
             kept = "there is still no champion" if stays is None else f"version {stays} stays champion"
             why = f"{kept}, as of version {version} the {'; the '.join(map(str, missed))}"
+            if self.columns_not_named:
+                why += (
+                    f"; the champion reads {', '.join(self.columns_not_named)}, which the schema does not name: if "
+                    f"it shall not, heterps rollback ends its service (--to none where it was the first champion)"
+                )
             if auc is None or log_loss is None or any(each.name not in MARGIN_GATES for each in missed):
                 return why
             # For all that the rows say, both models may be equally good.

@@ -31,6 +31,9 @@ DECISION_TAG = "heterps.decision"
 SINCE_TAG = "heterps.champion_since"
 ROLLED_BACK_TAG = "heterps.rolled_back_at"
 
+NO_VERSION = "none"
+"""To roll back to where no version is champion."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Champion:
@@ -53,7 +56,8 @@ class RolledBack:
     """What a roll-back did."""
 
     from_version: str
-    to: RegisteredVersion
+    to: RegisteredVersion | None
+    """None where no version is champion now."""
 
 
 def decision_of(registered: RegisteredVersion) -> PromotionDecision | None:
@@ -201,7 +205,9 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
 def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     """Make an earlier champion the champion again, after checking its files.
 
-    None stands for the one before the champion of now.
+    Args:
+        to: Its version, or `NO_VERSION`: the next model is judged as the first then. None stands for the one before
+            the champion of now.
 
     Raises:
         ConfigurationError: There is no champion, none before it, or `to` is champion already.
@@ -212,22 +218,27 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
     with champion_lock(workspace):
         current = _require_champion(workspace)
         _make_up_for_mark(workspace, current)
-        target = _earlier_champion(workspace, current, to)
-        try:
-            model_registry.verified_folder(workspace, target)
-        except CheckpointError as error:
-            others = [
-                version for version in _earlier_champions(workspace, current) if version != target.version
-            ]
-            raise CheckpointError(
-                f"{error}; champion is still {current.version}, others to go back to with --to are: "
-                f"{', '.join(others) or 'none'}"
-            ) from error
-        model_registry.tag_version(workspace, target.version, {SINCE_TAG: _now()})
-        model_registry.call_version(workspace, target.version, CHAMPION_ALIAS)
+        target = None if to == NO_VERSION else _earlier_champion(workspace, current, to)
+        if target is None:
+            model_registry.call_none(workspace, CHAMPION_ALIAS)
+        else:
+            _crown_again(workspace, target, current=current)
         model_registry.tag_version(workspace, current.version, {ROLLED_BACK_TAG: _now()})
         model_registry.tag_run_of(workspace, current, {ROLLED_BACK_TAG: _now()})
     return RolledBack(from_version=current.version, to=target)
+
+
+def _crown_again(workspace: Workspace, target: RegisteredVersion, *, current: RegisteredVersion) -> None:
+    try:
+        model_registry.verified_folder(workspace, target)
+    except CheckpointError as error:
+        others = [version for version in _earlier_champions(workspace, current) if version != target.version]
+        raise CheckpointError(
+            f"{error}; champion is still {current.version}, others to go back to with --to are: "
+            f"{', '.join(others) or 'none'}"
+        ) from error
+    model_registry.tag_version(workspace, target.version, {SINCE_TAG: _now()})
+    model_registry.call_version(workspace, target.version, CHAMPION_ALIAS)
 
 
 def _require_champion(workspace: Workspace) -> RegisteredVersion:
@@ -245,7 +256,9 @@ def _earlier_champion(workspace: Workspace, current: RegisteredVersion, to: str 
         decision = decision_of(current)
         if decision is None or decision.champion_version is None:
             others = _earlier_champions(workspace, current)
-            way_out = f"name one with --to: {', '.join(others)}" if others else "wait for the next night"
+            way_out = (
+                f"name one with --to: {', '.join(others) or f'{NO_VERSION}, so that there is no champion'}"
+            )
             raise ConfigurationError(
                 f"there must be a champion before version {current.version} to go back to, but it was the first; "
                 f"{way_out}"

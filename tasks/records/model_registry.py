@@ -204,6 +204,12 @@ def call_version(workspace: Workspace, version: str, alias: str) -> None:
         client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
 
 
+def call_none(workspace: Workspace, alias: str) -> None:
+    """Let an alias name no version."""
+    with answering_client(workspace) as client:
+        client.delete_registered_model_alias(REGISTERED_MODEL, alias)
+
+
 def tag_version(workspace: Workspace, version: str, tags: Mapping[str, str]) -> None:
     """Write tags of a version, one after the other in their order."""
     with answering_client(workspace) as client:

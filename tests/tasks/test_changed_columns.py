@@ -161,6 +161,13 @@ def test_a_model_without_a_column_that_the_champion_reads_with_gain_is_kept_out(
     assert not decision.is_promoted
     assert decision.champion.auc == pytest.approx(served_auc(nights, "1", source), abs=1e-5)
     assert AUC_GATE in [gate.name for gate in decision.gates if not gate.is_met]
+    assert "the champion reads user, which the schema does not name: if it shall not, heterps" in decision.why
+
+    # The way out where the column told what was to be predicted.
+    assert roll_back(nights.workspace, to="none").to is None
+    assert champion_of(nights.workspace) is None
+    assert nights.train(source, SITE, day="2026-11-02").is_promoted
+    assert roll_back(nights.workspace, to="1").to.version == "1"
 
 
 @pytest.mark.parametrize(

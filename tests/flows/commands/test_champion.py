@@ -118,6 +118,8 @@ def test_a_roll_back_says_what_it_did_and_is_seen(heterps):
         0,
         json.dumps({"from_version": "1", "to_version": "2", "run_id": "run-2"}, indent=2) + "\n",
     )
+    assert heterps("rollback", "--to", "none") == (0, "there is no champion now; it was version 2\n", "")
+    assert heterps("champion")[1].startswith("there is no champion yet")
 
 
 @pytest.mark.usefixtures("three_nights")
