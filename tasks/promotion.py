@@ -307,7 +307,7 @@ def _against_baseline(
     parts = [part for run in baseline.rated_runs for part in predicted_parts(predictor, dataset, *run)]
     labels, weights = targets_of([rows for rows, _ in parts])
     logits = np.concatenate([first_label(some) for _, some in parts])
-    return auc_difference(labels, logits, baseline.logits, weights, confidence=confidence)
+    return auc_difference(labels, logits, baseline.logits, weights).interval(confidence=confidence)
 
 
 @dataclass

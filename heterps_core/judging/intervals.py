@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from statistics import NormalDist
+
+from heterps_core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,6 +16,26 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Of two figures on the same rows."""
+
+    value: float
+    variance: float
+    """Of `value`."""
+
+    def interval(self, *, confidence: float) -> Estimate:
+        """Return the two-sided interval, by the normal approximation.
+
+        Raises:
+            ConfigurationError: The confidence is not in (0, 1).
+        """
+        if not 0.0 < confidence < 1.0:
+            raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
+        half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(self.variance)
+        return Estimate(value=self.value, low=self.value - half_width, high=self.value + half_width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,16 +8,14 @@ one, and a pair of a click and another row counts the product of their weights. 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from heterps_core.errors import ConfigurationError, TrainingError
-from heterps_core.judging.intervals import Estimate
+from heterps_core.judging.intervals import Difference
 
 LOGIT_LIMIT = 40.0
 """Logits are clipped to +-40 (a probability of 4e-18), so one row adds at most 40 to the sum of the log-loss."""
@@ -131,10 +129,8 @@ def auc_difference(
     challenger: FloatArray,
     champion: FloatArray,
     weights: FloatArray | None = None,
-    *,
-    confidence: float,
-) -> Estimate:
-    """Return AUC of the challenger less that of the champion, with its interval by DeLong's method.
+) -> Difference:
+    """Return AUC of the challenger less that of the champion, with its variance by DeLong's method.
 
     With m clicks and n others, the placement of a click is the share of others that it is ranked above, and that of
     another row the share of clicks ranked above it, ties counting one half. Both average to the AUC. With p_i and q_j
@@ -152,27 +148,21 @@ def auc_difference(
         challenger: Finite scores [N] that increase with the click probability.
         champion: The same of the other model, on the same rows.
         weights: What each row counts for.
-        confidence: Of the two-sided interval, in (0, 1).
 
     Raises:
-        ConfigurationError: The arrays or the confidence break these rules.
+        ConfigurationError: The arrays break these rules.
 
     Example:
-        >>> estimate = auc_difference(
-        ...     np.array([1, 1, 0, 0]),
-        ...     np.array([3.0, 1.0, 2.0, 0.0]),
-        ...     np.array([1.0, 0.0, 1.0, 0.0]),
-        ...     confidence=0.95,
-        ... )
-        >>> estimate.value
+        >>> challenger, champion = np.array([3.0, 1.0, 2.0, 0.0]), np.array([1.0, 0.0, 1.0, 0.0])
+        >>> auc_difference(np.array([1, 1, 0, 0]), challenger, champion).value
         0.25
     """
     clicks, weights = _checked_clicks(labels, weights, challenger, champion)
     of_clicks, of_others = _placements(clicks, challenger, weights)
     champion_of_clicks, champion_of_others = _placements(clicks, champion, weights)
-    difference, variance = _mean_and_variance(of_clicks - champion_of_clicks, weights[clicks])
-    _, variance_of_others = _mean_and_variance(of_others - champion_of_others, weights[~clicks])
-    return estimate(difference, variance=variance + variance_of_others, confidence=confidence)
+    between_clicks = mean_difference(of_clicks - champion_of_clicks, weights[clicks])
+    between_others = mean_difference(of_others - champion_of_others, weights[~clicks])
+    return Difference(value=between_clicks.value, variance=between_clicks.variance + between_others.variance)
 
 
 def _placements(
@@ -194,14 +184,13 @@ def _mid_ranks(scores: FloatArray, weights: npt.NDArray[np.float64]) -> npt.NDAr
     return ranks
 
 
-def _mean_and_variance(
-    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]
-) -> tuple[float, float]:
-    """Return the weighted mean of values [n], and the variance of that mean."""
+def mean_difference(values: npt.NDArray[np.float64], weights: FloatArray) -> Difference:
+    """Return the weighted mean of differences [n], at least two of a weight above 0, and that mean's variance."""
+    weights = weights.astype(np.float64)
     mean = float(np.average(values, weights=weights))
     distances = weights * (values - mean) / weights.sum()
     count = np.count_nonzero(weights)
-    return mean, float((distances**2).sum()) * count / (count - 1)
+    return Difference(value=mean, variance=float((distances**2).sum()) * count / (count - 1))
 
 
 def row_losses(clicks: npt.NDArray[np.bool_], logits: FloatArray) -> npt.NDArray[np.float64]:
@@ -209,18 +198,6 @@ def row_losses(clicks: npt.NDArray[np.bool_], logits: FloatArray) -> npt.NDArray
     clipped = clipped_logits(logits)
     losses: npt.NDArray[np.float64] = np.logaddexp(0.0, np.where(clicks, -clipped, clipped))
     return losses
-
-
-def estimate(value: float, *, variance: float, confidence: float) -> Estimate:
-    """Return a figure with its interval, by the normal approximation.
-
-    Raises:
-        ConfigurationError: The confidence is not in (0, 1).
-    """
-    if not 0.0 < confidence < 1.0:
-        raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
-    half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(variance)
-    return Estimate(value=value, low=value - half_width, high=value + half_width)
 
 
 def _checked_clicks(

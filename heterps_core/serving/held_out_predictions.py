@@ -60,7 +60,8 @@ def held_out_scores(predictor: ClickPredictor, dataset: PreparedDataset) -> Held
         OtherColumnsError: The rows lack one of its columns, or hold something else in it.
         DataError: A source is gone or has changed.
     """
-    scores = HeldOutScores()
+    first, stop = held_out_rows(dataset)
+    scores = HeldOutScores(stop - first)
     with _read_by(predictor, dataset) as own:
         for rows, logits in predicted_parts(predictor, own, *held_out_rows(own)):
             scores.add(first_label(rows.labels), first_label(logits), rows.weights)

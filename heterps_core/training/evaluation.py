@@ -1,12 +1,13 @@
 """The trained model and the one that training began with, judged on the held-out rows where the workers are.
 
-Each worker of the last stage counts the rows that it predicts; nothing but counts and sums leaves it. The model that
+Each worker of the last stage predicts its rows, and all of them judge the labels and logits of all. The model that
 training began with takes the place of the trained one in the same layers, so no more memory is needed: the trained
 one stands in the last checkpoint.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,23 +46,32 @@ def judge_trained(loop: TrainingLoop, start: StartModel | None) -> dict[str, Hel
     if not loop.runner.is_last:
         return {}
 
-    def add_up(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        total = torch.from_numpy(array.copy())
-        if loop.group is not None:
-            dist.all_reduce(total, group=loop.group)
-        found: npt.NDArray[Any] = total.numpy()
-        return found
-
     others = (started, *(None for _ in labels[1:]))
     return {
-        name: judge_held_out(scores, other, add_up=add_up)
+        name: judge_held_out(scores, other, gather=partial(_gather, group=loop.group))
         for name, scores, other in zip(labels, trained, others, strict=True)
     }
 
 
+def _gather(array: npt.NDArray[Any], *, group: dist.ProcessGroup | None) -> npt.NDArray[Any]:
+    """Return the arrays [n] of a group's members one after the other."""
+    if group is None:
+        return array
+    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
+    sizes[dist.get_rank(group)] = array.nbytes
+    dist.all_reduce(sizes, group=group)
+    # Members send as many bytes as the one with the most.
+    own = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+    own[: array.nbytes] = torch.from_numpy(array.view(np.uint8))
+    padded = [torch.empty_like(own) for _ in sizes]
+    dist.all_gather(padded, own, group=group)
+    parts = [part[:size].numpy().view(array.dtype) for part, size in zip(padded, sizes.tolist(), strict=True)]
+    return np.concatenate(parts)
+
+
 def _scores(loop: TrainingLoop, *, num_labels: int) -> list[HeldOutScores]:
     """Return the model's scores of each of the first labels."""
-    scores = [HeldOutScores() for _ in range(num_labels)]
+    scores = [HeldOutScores(loop.dataset.num_eval_rows) for _ in range(num_labels)]
     for batch, logits in loop.predict_held_out():
         weights = None if batch.weights is None else batch.weights.cpu().numpy()
         labels = np.atleast_2d(batch.labels.cpu().numpy().T)

@@ -89,7 +89,7 @@ def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
                 num_rows=500,
                 num_clicks=130,
                 num_not_finite=0,
-                quality=ModelQuality(auc=0.7432, auc_error=1e-6, log_loss=0.5012, calibration_ratio=1.02),
+                quality=ModelQuality(auc=0.7432, log_loss=0.5012, calibration_ratio=1.02),
                 log_loss_above_mean_rate=None,
             )
         },

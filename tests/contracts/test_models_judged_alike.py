@@ -1,4 +1,4 @@
-"""Every model of the registry has one quality: trained without a break, resumed under another cut, and exported."""
+"""A model has one quality: trained without a break, resumed under another cut, and exported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import ClickQuality, measure_quality
-from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
@@ -30,6 +29,9 @@ from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
+
+MODELS = ("ctrdnn", "matchnet", "dcnv2")
+"""A chain, two towers, and a graph whose tensors cross every cut; `test_every_ctr_model.py` cuts all."""
 
 NUM_ROWS, BATCH_SIZE, STEPS_BETWEEN = 500, 40, 5
 LOG_LOSS_TOLERANCE = 1e-5
@@ -96,10 +98,10 @@ def train_together(folders: list[Path]) -> list[Found]:
 @pytest.fixture(scope="module")
 def undisturbed(dataset, tmp_path_factory) -> dict[str, tuple[Path, Found]]:
     root = tmp_path_factory.mktemp("undisturbed")
-    for model in CTR_MODELS:
+    for model in MODELS:
         submit_job(RunDirectory(str(root / model)), make_job(dataset, model))
-    folders = [root / model for model in CTR_MODELS]
-    return dict(zip(CTR_MODELS, zip(folders, train_together(folders), strict=True), strict=True))
+    folders = [root / model for model in MODELS]
+    return dict(zip(MODELS, zip(folders, train_together(folders), strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +115,8 @@ def resumed(dataset, undisturbed, tmp_path_factory) -> dict[str, tuple[Path, Fou
         job = make_job(dataset, model)
         whole = Stage(0, job.stages[-1].last_layer, "cpu", 2)
         submit_job(RunDirectory(str(root / model)), replace(job, stages=(whole,)))
-    folders = [root / model for model in CTR_MODELS]
-    return dict(zip(CTR_MODELS, zip(folders, train_together(folders), strict=True), strict=True))
+    folders = [root / model for model in MODELS]
+    return dict(zip(MODELS, zip(folders, train_together(folders), strict=True), strict=True))
 
 
 def assert_alike(found: ClickQuality, expected: ClickQuality, labels: np.ndarray) -> None:
@@ -124,7 +126,7 @@ def assert_alike(found: ClickQuality, expected: ClickQuality, labels: np.ndarray
     assert found.auc == pytest.approx(expected.auc, abs=2 * of_one_pair)
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_a_run_resumed_under_another_cut_has_the_quality_of_one_without_a_break(
     model, dataset, undisturbed, resumed
 ):
@@ -135,7 +137,7 @@ def test_a_run_resumed_under_another_cut_has_the_quality_of_one_without_a_break(
     assert_alike(found.quality, expected.quality, dataset.eval_labels)
 
 
-@pytest.mark.parametrize("model", CTR_MODELS)
+@pytest.mark.parametrize("model", MODELS)
 def test_what_is_exported_predicts_with_the_quality_that_the_workers_found(model, dataset, resumed, tmp_path):
     folder, found = resumed[model]
 
