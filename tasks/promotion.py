@@ -16,6 +16,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.proposal.column_checks import leaks_of
 from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.row_arrays import targets_of
 from heterps_core.data.schema import DataSchema
@@ -186,6 +187,10 @@ def judge_challenger(
             case.champion_counts_as_none = f"which cannot predict these rows ({error})"
             opponent, judgement = None, judgement or judge_here(dataset, folder, None)
     case.judgement = judgement
+    try:
+        case.leaks = "; ".join(leaks_of(dataset))
+    except DataError as problem:
+        logger.warning("no column was looked at for whether it tells the label alone: %s", problem)
     num_bad = float(judgement.num_not_finite)
     verdicts += [
         gate_of_rows(gates, num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
@@ -320,6 +325,9 @@ class _Case:
     gates: PromotionGates
     stays_champion: str | None
     judgement: HeldOutJudgement | None = None
+    leaks: str = ""
+    """What to say of columns that alone tell the label; empty where none does."""
+
     champion_counts_as_none: str = ""
     """Why, for people; empty where it counts, or there is none."""
 
@@ -346,7 +354,8 @@ class _Case:
             run_id=self.run_id,
             champion_version=self.champion_version,
             is_promoted=self.stays_champion is None and all(verdict.is_met for verdict in verdicts),
-            why=self._why(verdicts, auc_difference, log_loss_difference),
+            why=self._why(verdicts, auc_difference, log_loss_difference)
+            + (f"; but {self.leaks}: was it filled after the click?" if self.leaks else ""),
             gates=tuple(verdicts),
             decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
             confidence=self.gates.promotion_confidence,

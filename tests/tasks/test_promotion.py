@@ -1,6 +1,7 @@
 """What a night's model becomes, over a real registry; for the gates see records/test_champion.py."""
 
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
+from heterps_core.data.proposal import column_checks
 from heterps_core.judging.quality import measure_quality
 from tasks import promotion
 from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
@@ -315,3 +317,13 @@ def test_where_no_baseline_is_asked_for_the_mean_click_rate_decides(models):
     assert decision.is_promoted
     assert BASELINE_GATE not in [gate.name for gate in decision.gates]
     assert decision.why.endswith("below that of a constant")
+
+
+def test_a_champion_whose_columns_tell_the_label_alone_says_so(models, monkeypatch):
+    models.crown(OLD)
+    monkeypatch.setattr(column_checks, "LEAK_AUC", 0.52)
+
+    decision = promote(models, FITTED)
+
+    assert decision.is_promoted
+    assert re.search(r"; but \w+ tells the label alone \(AUC 0\.\d+\).*: was it filled after", decision.why)

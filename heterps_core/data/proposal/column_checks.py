@@ -10,7 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.reading.time_order import comparable_times, is_earlier
+from heterps_core.data.row_groups import sampled_runs
 from heterps_core.judging.quality import roc_auc
 
 LEAK_AUC = 0.95
@@ -18,6 +21,9 @@ LEAK_AUC = 0.95
 
 FEWEST_CLICKS = 20
 """In the checked half; fewer say little of an AUC."""
+
+MOST_JUDGED_ROWS, JUDGED_RUNS = 40_000, 4
+"""Of a prepared data set."""
 
 OUT_OF_ORDER = "rows are not in its order"
 
@@ -38,8 +44,8 @@ _PRIOR_ROWS = 10.0
 """Rows at the mean click rate that each value is thought to have besides."""
 
 
-def leak_remark(column: pa.Array, is_click: npt.NDArray[np.bool_]) -> str:
-    """Return what to check of a column by which alone the label can be told; empty where it cannot.
+def leak_auc(column: pa.Array, is_click: npt.NDArray[np.bool_]) -> float:
+    """Return how well a column alone tells the label: an AUC in [0.5, 1]; 0.5 where too few rows are clicks, or not.
 
     The click rate of each value in the first half of the rows scores the rows of the second half; of a column of
     numbers the number itself is a score, too.
@@ -51,23 +57,46 @@ def leak_remark(column: pa.Array, is_click: npt.NDArray[np.bool_]) -> str:
     half = len(column) // 2
     clicks = is_click[half:]
     if min(clicks.sum(), (~clicks).sum()) < FEWEST_CLICKS:
-        return ""
+        return 0.5
     scores = [_click_rates(column, is_click, half)]
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        numbers = column.slice(half).cast(pa.float64())
+        numbers = column.slice(half).cast(pa.float64(), safe=False)
         scores.append(numbers.fill_null(pc.mean(numbers).as_py() or 0.0).to_numpy(zero_copy_only=False))
     found = [
         auc
         for auc in (roc_auc(clicks, each) for each in scores if np.isfinite(each).all())
         if auc is not None
     ]
-    auc = max((max(auc, 1 - auc) for auc in found), default=0.5)
-    if auc < LEAK_AUC:
-        return ""
-    return (
-        f"tells the label alone (AUC {auc:.3f}), so it was filled after the click; if it is known before, name it in "
-        f"{'numeric' if len(scores) > 1 else 'categorical'}_columns"
-    )
+    return max((max(auc, 1 - auc) for auc in found), default=0.5)
+
+
+def leak_remark(auc: float) -> str:
+    """Return what to say of a column of such a `leak_auc`; nothing where it may be known before the click."""
+    return "" if auc < LEAK_AUC else f"tells the label alone (AUC {auc:.3f})"
+
+
+def leaks_of(dataset: PreparedDataset) -> list[str]:
+    """Return what to say of each column that alone tells the label, by a sample of held-out rows, or of all."""
+    first = dataset.num_train_rows if dataset.num_eval_rows else 0
+    parts = [
+        part
+        for start, stop in sampled_runs(
+            dataset.manifest.num_rows - first, at_most=MOST_JUDGED_ROWS, num_runs=JUDGED_RUNS
+        )
+        for part in dataset.parts(first + start, first + stop)
+    ]
+    is_click = np.concatenate([first_label(part.labels) for part in parts]).astype(bool)
+    schema = dataset.manifest.schema
+    # Slots with one id of a row come first.
+    columns = {
+        name: pa.array(np.concatenate([part.dense[:, index] for part in parts]))
+        for index, name in enumerate(schema.numeric_columns)
+    } | {
+        name: pa.array(np.concatenate([part.ids[:, slot] for part in parts])).cast(pa.string())
+        for slot, name in enumerate(schema.categorical_columns)
+    }
+    remarks = {name: leak_remark(leak_auc(column, is_click)) for name, column in columns.items()}
+    return [f"{name} {remark}" for name, remark in remarks.items() if remark]
 
 
 def _click_rates(column: pa.Array, is_click: npt.NDArray[np.bool_], half: int) -> npt.NDArray[np.float64]:

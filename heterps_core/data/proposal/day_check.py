@@ -22,6 +22,8 @@ from heterps_core.data.proposal.column_checks import (
     OUT_OF_ORDER,
     best_time_column,
     find_times,
+    leak_auc,
+    leak_remark,
     order_remark,
 )
 from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
@@ -118,6 +120,7 @@ class _Column:
     missing_share: float
     numbers: npt.NDArray[np.float64] | None = None
     halves: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    leak_auc: float = 0.5
 
     @property
     def counts(self) -> Counter[str]:
@@ -178,8 +181,13 @@ def _read(files: Sequence[SourcePath], schema: DataSchema) -> _Sample:
         if num_rows >= SAMPLED_ROWS:
             break
     numbers = np.concatenate([batch.numbers for batch in batches])
+    clicks = np.concatenate([first_label(batch.labels) for batch in batches])
     columns = {
-        name: _Column(missing_share=float(np.isnan(numbers[:, index]).mean()), numbers=numbers[:, index])
+        name: _Column(
+            missing_share=float(np.isnan(numbers[:, index]).mean()),
+            numbers=numbers[:, index],
+            leak_auc=leak_auc(pa.array(numbers[:, index], from_pandas=True), clicks > 0),
+        )
         for index, name in enumerate(schema.numeric_columns)
     }
     for index, name in enumerate(schema.slot_columns):
@@ -192,8 +200,12 @@ def _read(files: Sequence[SourcePath], schema: DataSchema) -> _Sample:
                 half.update(values)
                 num_missing += missing
             num_left = max(num_left - len(texts), 0)
-        columns[name] = _Column(missing_share=num_missing / num_rows, halves=halves)
-    return _Sample(clicks=np.concatenate([first_label(batch.labels) for batch in batches]), columns=columns)
+        auc = 0.5
+        if name not in schema.list_columns:
+            texts = pa.concat_arrays([column_texts(batch.texts[index]) for batch in batches])
+            auc = leak_auc(texts, clicks > 0)
+        columns[name] = _Column(missing_share=num_missing / num_rows, halves=halves, leak_auc=auc)
+    return _Sample(clicks=clicks, columns=columns)
 
 
 def _values(texts: pa.Array) -> tuple[dict[str, int], int]:
@@ -213,6 +225,8 @@ def _checked(name: str, today: _Column, before: _Column | None) -> CheckedColumn
     missing_before = new_share = shift = None
     if today.num_values < 2 and (before is None or before.num_values > 1):
         remarks.append("has one value at most")
+    if leak := leak_remark(today.leak_auc):
+        remarks.append(leak)
     if before is not None:
         missing_before, shift = before.missing_share, _shift(today, before)
         if today.missing_share > missing_before + MORE_MISSING:

@@ -19,6 +19,7 @@ from heterps_core.data.distinct_values import ColumnValues, ValueCounter
 from heterps_core.data.proposal.column_checks import (
     best_time_column,
     find_times,
+    leak_auc,
     leak_remark,
     order_remark,
     words_of,
@@ -42,7 +43,7 @@ _SHOWN_CHARACTERS = 60
 
 _NAMING_WORDS = {"id", "ids", "uuid", "guid", "code", "hash", "zip", "hour", "weekday", "day"}
 _GLUED_ID = re.compile(
-    r"(user|item|ad|adgroup|campaign|customer|session|device|site|app|page|shop|product|brand|cate|member)ids?"
+    r"(user|item|ad|adgroup|campaign|customer|session|device|site|app|page|shop|product|brand|cate|member)(ids?)?"
 )
 FEW_VALUES = 20
 """A column of so few whole numbers names something more often than it counts."""
@@ -342,17 +343,17 @@ def _seen(
         remark = order_remark(times[column.name], orders_rows=column.name == time_column)
     else:
         role, remark = _role(column.values, values, num_occurrences=counter.num_occurrences)
-    is_number = role in (NUMERIC, COUNT)
-    leak = (
-        leak_remark(_numbers(column.values) if is_number else texts, is_click)
-        if is_number or role == CATEGORICAL
-        else ""
-    )
+    leak = ""
+    if role in (NUMERIC, COUNT):
+        leak = leak_remark(leak_auc(_numbers(column.values), is_click))
+    elif role == CATEGORICAL:
+        leak = leak_remark(leak_auc(texts, is_click))
+    lists = "categorical_columns" if role == CATEGORICAL else "numeric_columns"
     return SeenColumn(
         type=column.type,
         values=values,
         role=LEFT_OUT if leak else role,
-        remark=leak or remark,
+        remark=f"{leak}; if it is known before the click, name it in {lists}" if leak else remark,
         list_length=_list_length(texts),
         is_leak=bool(leak),
     )
@@ -413,8 +414,14 @@ def _role_of_numbers(
 
 def _names_something(name: str) -> bool:
     words = words_of(name)
-    return bool(words) and (
-        words[-1] in _NAMING_WORDS or words[0] == "id" or _GLUED_ID.fullmatch(words[-1]) is not None
+    if not words:
+        return False
+    glued = _GLUED_ID.fullmatch(words[-1])
+    return (
+        words[-1] in _NAMING_WORDS
+        or words[0] == "id"
+        # The name of a thing alone, such as user, is that of its id.
+        or (glued is not None and (glued[2] is not None or len(words) == 1))
     )
 
 

@@ -130,6 +130,9 @@ def test_a_label_that_another_column_gives_away_and_rows_out_of_order_are_told(t
     assert f"Click is '1', a click, in {np.mean(columns['Click']):.2%} of them" in out
     lines = {line.split()[0]: line for line in out.splitlines() if line}
     assert "tells the label alone (AUC 1.000)" in lines["dwell"]
+    assert "left out" in lines["dwell"]
+    assert "if it is known before the click, name it in numeric_columns" in lines["dwell"]
+    assert "dwell" not in DataSchema.load(tmp_path / "schema.json").used_columns
     assert "rows are not in its order (50% are before their neighbour)" in lines["at"]
 
 
@@ -304,3 +307,12 @@ def test_a_number_that_names_each_row_is_left_out(tmp_path):
     assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 0
 
     assert DataSchema.load(tmp_path / "s.json").categorical_columns == ("site",)
+
+
+def test_a_table_whose_only_category_tells_the_label_alone_is_refused_with_its_name(tmp_path, capsys):
+    rows = "".join(f"{row % 3 // 2},p{row % 3 // 2}\n" for row in range(200))
+    (tmp_path / "x.csv").write_text(f"label,page\n{rows}")
+
+    assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 2
+
+    assert "but none looks like one; page tells the label alone (AUC 1.000)" in capsys.readouterr().err

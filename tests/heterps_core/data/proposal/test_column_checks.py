@@ -1,8 +1,11 @@
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from heterps_core.data.proposal.column_checks import leak_remark, order_remark
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.proposal.column_checks import leak_auc, leak_remark, leaks_of, order_remark
+from heterps_core.data.schema import DataSchema, MultiHotColumn
 
 NUM_ROWS = 2_000
 
@@ -22,7 +25,7 @@ def is_click():
     ],
 )
 def test_a_column_that_is_filled_after_the_click_is_told(leaking, is_click):
-    assert "tells the label alone (AUC 1.000)" in leak_remark(leaking(is_click), is_click)
+    assert "tells the label alone (AUC 1.000)" in leak_remark(leak_auc(leaking(is_click), is_click))
 
 
 def test_columns_that_say_something_or_nothing_of_the_click_are_no_leak(is_click):
@@ -30,17 +33,17 @@ def test_columns_that_say_something_or_nothing_of_the_click_are_no_leak(is_click
     better = np.where(is_click, random.integers(0, 6, NUM_ROWS), random.integers(3, 10, NUM_ROWS))
 
     for column in (better.astype(str), random.normal(size=NUM_ROWS), np.arange(NUM_ROWS)):
-        assert leak_remark(pa.array(column), is_click) == ""
+        assert leak_remark(leak_auc(pa.array(column), is_click)) == ""
 
 
 def test_an_id_of_its_own_for_each_row_is_no_leak_though_it_tells_the_rows_it_was_seen_in(is_click):
-    assert leak_remark(pa.array([f"row {number}" for number in range(NUM_ROWS)]), is_click) == ""
+    assert leak_auc(pa.array([f"row {number}" for number in range(NUM_ROWS)]), is_click) == 0.5
 
 
 def test_too_few_clicks_say_nothing(is_click):
     few = is_click & (np.arange(NUM_ROWS) < 60)
 
-    assert leak_remark(pa.array(few.astype(str)), few) == ""
+    assert leak_auc(pa.array(few.astype(str)), few) == 0.5
 
 
 def test_rows_out_of_the_order_of_time_are_told_with_their_share():
@@ -51,3 +54,33 @@ def test_rows_out_of_the_order_of_time_are_told_with_their_share():
     # Of four steps between five known times two go back.
     assert "not in its order (50% are before their neighbour)" in order_remark(shuffled)
     assert order_remark(pa.array([], pa.timestamp("s"))).startswith("a time")
+
+
+@pytest.mark.parametrize("eval_fraction", [0.0, 0.5])
+def test_the_leaks_of_a_prepared_data_set_are_named(tmp_path, is_click, eval_fraction):
+    random = np.random.default_rng(1)
+    columns = {
+        "label": is_click.astype(int),
+        "price": random.normal(size=NUM_ROWS),
+        "dwell": np.where(is_click, random.random(NUM_ROWS), None).astype(float),
+        "site": [f"s{each}" for each in random.integers(0, 30, NUM_ROWS)],
+        "user": [f"u{each}" for each in random.integers(0, NUM_ROWS, NUM_ROWS)],
+        "page": np.where(is_click, "landing", "none"),
+        "tags": [["a"]] * NUM_ROWS,
+    }
+    schema = DataSchema(
+        name="x",
+        label_column="label",
+        numeric_columns=("price", "dwell"),
+        categorical_columns=("site", "user", "page"),
+        multi_hot_columns=(MultiHotColumn(name="tags"),),
+    )
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet")
+    dataset = prepare_dataset(
+        tmp_path / "x.parquet", schema=schema, eval_fraction=eval_fraction, out_dir=tmp_path / "o"
+    )
+
+    assert leaks_of(dataset) == [
+        "dwell tells the label alone (AUC 1.000)",
+        "page tells the label alone (AUC 1.000)",
+    ]

@@ -93,3 +93,20 @@ def test_the_index_is_that_of_shares_by_hand(day):
 
     # (0.5 - 0.75) ln(0.5 / 0.75) + (0.5 - 0.25) ln(0.5 / 0.25) = 0.25 ln 3; a half is added to each count.
     assert check.columns[1].shift == pytest.approx(0.25 * math.log(3), rel=2e-2)
+
+
+def test_a_column_that_tells_the_label_alone_is_told(day):
+    is_click = np.random.default_rng(0).random(ROWS) < 0.2
+    leaking = {"clicked": is_click.astype(int), "site": np.where(is_click, "s1", "s2")}
+
+    assert check_day(day("today", 1, **leaking), SCHEMA).findings == [
+        "site tells the label alone (AUC 1.000)"
+    ]
+
+
+def test_rows_in_the_order_of_one_column_of_times_need_not_be_in_that_of_another(day):
+    shuffled = np.random.default_rng(0).permutation(ROWS)
+
+    check = check_day(day("today", 1, born=pa.array(shuffled.astype(np.int32), pa.date32())), SCHEMA)
+
+    assert check.findings == []
