@@ -18,7 +18,8 @@ numbers of texts where all of them look so. So the identity of a value rests on 
 | bytes; UUIDs | their UTF-8 text; 8-4-4-4-12 hexadecimal digits |
 | all other texts, such as "NA", "1,000", "01/11/2026", "yes" | without blanks around them |
 
-Floating numbers from 2^53 on (float32: 2^24) are refused, as digits may be lost: `lost_digits` in `column_texts.py`.
+Refused are floating numbers from 2^53 on (float32: 2^24), as digits may be lost, and durations, whose number depends
+on their unit: `identity_problem` in `column_texts.py`.
 Models of the first rule (`FIRST_TEXT_RULE`) keep it: the texts of `column_texts`, as they are.
 """
 

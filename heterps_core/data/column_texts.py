@@ -48,12 +48,16 @@ def canonical_texts(values: pa.Array) -> pa.Array:
     return pc.replace_with_mask(values, pa.array(is_other), _each_canonical(texts))
 
 
-def lost_digits(column: pa.Array) -> str | None:
-    """Return for people why categories of a floating column cannot be told from each other; None where they can."""
+def identity_problem(column: pa.Array) -> str | None:
+    """Return for people why the values of a column have no text that tells them apart; None where they have."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary
     elif type(column) in (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray):
         column = column.flatten()
+    if pa.types.is_duration(column.type):
+        return (
+            f"must hold values that say their unit, got {column.type}; write durations as numbers of seconds"
+        )
     if not pa.types.is_floating(column.type):
         return None
     exact_below = _EXACT_BELOW[column.type.bit_width]

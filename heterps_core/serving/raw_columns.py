@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.column_texts import column_texts, lost_digits
+from heterps_core.data.column_texts import column_texts, identity_problem
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.parquet_reader import plain_column
@@ -81,7 +81,7 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
 def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.DictionaryArray:
     """Return a categorical column [N] as indices into texts, null where missing."""
     array = _arrow(values, lambda value: _as_text(name, value))
-    _check_digits(name, array)
+    _check_identity(name, array)
     try:
         return clean(array.dictionary_encode(), schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
@@ -101,15 +101,15 @@ def _lists(name: str, values: Sequence[Any], schema: DataSchema) -> pa.ListArray
         # pandas reads lists as arrays, of which empty ones may have another type.
         values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
     array = _arrow(values, as_texts)
-    _check_digits(name, array)
+    _check_identity(name, array)
     try:
         return clean_lists(array, schema, is_padded=schema.is_padded)
     except pa.ArrowException as error:
         raise _no_plain_values(name, array.type) from error
 
 
-def _check_digits(name: str, column: pa.Array) -> None:
-    problem = lost_digits(column)
+def _check_identity(name: str, column: pa.Array) -> None:
+    problem = identity_problem(column)
     if problem is not None:
         raise DataError(SOURCE, f"column {name} {problem}")
 
@@ -141,7 +141,7 @@ def _as_text(name: str, value: Any, *, is_category: bool = True) -> str | None:
     try:
         array = pa.array(np.array([value]) if isinstance(value, np.generic) else [value], from_pandas=True)
         if is_category:
-            _check_digits(name, array)
+            _check_identity(name, array)
         text: str | None = column_texts(array)[0].as_py()
     except (pa.ArrowException, TypeError, ValueError) as error:
         if isinstance(value, np.generic) and value != value:  # NaT of no unit

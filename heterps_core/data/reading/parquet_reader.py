@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from heterps_core.data.column_texts import column_texts, lost_digits
+from heterps_core.data.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.row_batch import (
@@ -167,7 +167,7 @@ def _checked_group(
     try:
         record_batch = _record_batch(table, names, schema)
         for name in set(names) & {*schema.slot_columns}:
-            problem = lost_digits(record_batch.column(name))
+            problem = identity_problem(record_batch.column(name))
             if problem is not None:
                 raise DataError(path, f"column {name} {problem}")
         rows = check(record_batch)

@@ -227,6 +227,19 @@ def test_floating_ids_whose_digits_may_be_lost_are_refused(values, shown, tmp_pa
         read_parquet(pa.array(values, from_pandas=True), tmp_path)
 
 
+def test_durations_are_refused_as_their_numbers_depend_on_the_unit(tmp_path):
+    values = pa.array([dt.timedelta(seconds=5)])
+
+    with pytest.raises(
+        DataError, match=r"column id must hold values that say their unit, got duration\[us\]"
+    ):
+        served(values)
+    with pytest.raises(
+        DataError, match=r"column id must hold values that say their unit, got duration\[us\]"
+    ):
+        read_parquet(values, tmp_path)
+
+
 def test_values_in_lists_are_those_of_single_ones():
     lists = [[5, 7], ["5.0"], [None, "nan"], "5.0|7", 5, None, np.array([7.0])]
 

@@ -57,6 +57,31 @@ def test_ids_are_the_hashed_values_of_each_row(source, tmp_path):
     assert dataset.features.slot_names == CRITEO_SCHEMA.categorical_columns
 
 
+def test_a_number_that_leaves_float32_by_the_transform_of_an_earlier_model_is_refused(tmp_path):
+    labels = {"click": [0, 1, 0], "age": [1.0, 1e39, 2.0], "site": ["a", "b", "a"]}
+    pq.write_table(pa.table(labels), tmp_path / "rows.parquet")
+    schema = DataSchema(
+        name="r", label_column="click", numeric_columns=("age",), categorical_columns=("site",)
+    )
+    earlier = NumericTransform(is_count=(False,), means=(1.0,), standard_deviations=(2.0,))
+
+    def dense(transform):
+        dataset = preparation.prepare_dataset(
+            tmp_path / "rows.parquet",
+            schema=schema,
+            numeric_transform=transform,
+            eval_fraction=0.0,
+            out_dir=tmp_path / "out",
+        )
+        return all_rows(dataset).dense
+
+    with pytest.raises(
+        DataError, match=r"column age must hold numbers that stay in 32-bit range .*got 1e\+39"
+    ):
+        dense(earlier)
+    assert np.isfinite(dense(None)).all()
+
+
 def test_numbers_are_standardised_by_the_training_rows_alone(tmp_path):
     lines = ["\t".join(criteo_fields(number, I2=str(number), I5="")) for number in range(80)]
     lines += ["\t".join(criteo_fields(number, I2="1000", I5="")) for number in range(20)]
