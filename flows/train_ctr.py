@@ -67,7 +67,12 @@ def train_ctr(asked: TrainParameters) -> str | State[str]:
             status="KILLED",
             reason=f"{STOPPED}: {stop}",
         )
-        return Cancelled(name=STOPPED.capitalize(), message=str(stop), data=stop)
+        return stopped_state(stop)
+
+
+def stopped_state(stop: RunStoppedError) -> State[str]:
+    """Return the state of a flow run that was asked to stop; who waits for it gets the error."""
+    return Cancelled(name=STOPPED.capitalize(), message=str(stop), data=stop)
 
 
 def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:

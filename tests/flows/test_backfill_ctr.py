@@ -4,6 +4,7 @@ import json
 from datetime import date
 
 import pytest
+from prefect.client.schemas.objects import StateType
 
 from flows import backfill_ctr as module
 from flows.backfill_ctr import backfill_ctr
@@ -11,7 +12,7 @@ from flows.command_line import main, parser_for
 from flows.parameter_checks import days_of
 from flows.parameters import BackfillParameters
 from heterps_core.data.synthetic.click_stream import write_click_days
-from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
+from heterps_core.errors import ConfigurationError, DataError, RunStoppedError, UnknownNameError
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,21 @@ def test_the_first_failure_ends_it(trained, days):
         backfill("2026-11-01", "2026-11-03", days)
 
     assert [parameters["day"] for parameters in trained] == ["2026-11-01", "2026-11-02"]
+
+
+def test_a_stop_that_was_asked_for_ends_it_as_stopped_and_not_as_failed(monkeypatch, days):
+    stop = RunStoppedError("run r1 was asked to stop")
+
+    def train_ctr(**_):
+        raise stop
+
+    monkeypatch.setattr(module, "train_ctr", train_ctr)
+
+    state = backfill("2026-11-01", "2026-11-03", days)
+
+    assert (state.type, state.name, state.message) == (StateType.CANCELLED, "Stopped", str(stop))
+    with pytest.raises(RunStoppedError, match="run r1 was asked to stop"):
+        state.result()
 
 
 def test_a_range_of_days_may_pass_the_end_of_a_month(days):

@@ -78,6 +78,8 @@ def test_a_model_that_knows_no_newer_day_must_be_proven_better(auc, min_auc_gain
     [
         (0.0006, True, "difference +0.00060, 95% interval from +0.00010"),
         (-0.0004, True, "difference -0.00040, 95% interval from -0.00090, below it but not proven so"),
+        # The upper end is 0.
+        (-0.0005, True, "difference -0.00050, 95% interval from -0.00100, below it but not proven so"),
         (-0.0006, False, "difference -0.00060, 95% interval from -0.00110"),
     ],
 )
