@@ -92,13 +92,30 @@ def _predicted(
         common = columns_in_common(files)
         types = {name: common.field(name).type for name in kept if name in common.names}
     for file in files:
+        num_before = 0
         for batch in read_columns(file, schema, needed):
             try:
                 probabilities = predictor.predict({name: batch.column(name) for name in features})
             except DataError as error:
-                raise DataError(file, error.problem) from error
+                row = num_before + _first_bad_row(predictor, batch.select(features)) + 1
+                raise DataError(file, f"row {row:,}: {error.problem}") from error
+            num_before += batch.num_rows
             found = [probabilities] if len(added) == 1 else list(probabilities.T)
             yield pa.record_batch(
                 [*(batch.column(name).cast(types[name]) for name in kept), *map(pa.array, found)],
                 names=[*kept, *added],
             )
+
+
+def _first_bad_row(predictor: ClickPredictor, batch: pa.RecordBatch) -> int:
+    """Return the place of the first row that cannot be predicted, by halves; 0 where none can."""
+    first, num_rows = 0, batch.num_rows
+    while num_rows > 1:
+        half = batch.slice(first, num_rows // 2)
+        try:
+            predictor.predict({name: half.column(name) for name in half.schema.names})
+        except DataError:
+            num_rows //= 2
+        else:
+            first, num_rows = first + num_rows // 2, num_rows - num_rows // 2
+    return first

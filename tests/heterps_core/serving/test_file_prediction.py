@@ -91,14 +91,15 @@ def test_a_missing_column_is_named_and_nothing_is_written(clicks, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["in.parquet"]
 
 
-def test_a_row_that_cannot_be_predicted_leaves_no_half_output(clicks, tmp_path):
+def test_a_row_that_cannot_be_predicted_is_named_and_leaves_no_half_output(clicks, tmp_path, monkeypatch):
     predictor, path, _ = clicks
+    monkeypatch.setattr(feature_columns, "ROWS_PER_BATCH", 50)
     table = as_table(path)
     pq.write_table(table, tmp_path / "1.parquet")
-    many = pa.array(["many"] * NUM_ROWS)
-    pq.write_table(table.set_column(table.column_names.index("I3"), "I3", many), tmp_path / "2.parquet")
+    some = pa.array(["many" if row in (130, 140) else str(row) for row in range(NUM_ROWS)])
+    pq.write_table(table.set_column(table.column_names.index("I3"), "I3", some), tmp_path / "2.parquet")
 
-    with pytest.raises(DataError, match=r"2\.parquet: column I3 must hold numbers, got 'many'"):
+    with pytest.raises(DataError, match=r"2\.parquet: row 131: column I3 must hold numbers, got 'many'"):
         predict_files(predictor, [tmp_path / "1.parquet", tmp_path / "2.parquet"], tmp_path / "out.parquet")
 
     assert not list(tmp_path.glob("out*"))
@@ -209,6 +210,6 @@ def test_a_column_of_another_kind_is_named_in_one_line(clicks, tmp_path, values)
         pq.write_table(other, tmp_path / "rows.parquet")
         if name == "I1" and pa.types.is_floating(values.type):
             continue
-        with pytest.raises(DataError, match=rf"rows.parquet: column {name} must hold") as error:
+        with pytest.raises(DataError, match=rf"rows.parquet: row 1: column {name} must hold") as error:
             predict_files(predictor, [tmp_path / "rows.parquet"], tmp_path / "out.parquet")
         assert "\n" not in str(error.value)
