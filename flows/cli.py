@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from flows import INTERRUPTED
-from flows.commands import OneLineParser
+from flows.commands import OneLineParser, plain_output
 from heterps_core import __version__
 from heterps_core.errors import ConfigurationError, HeterpsError
 
@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 """Name -> summary and module."""
 
 
+@plain_output()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments

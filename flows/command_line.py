@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from pydantic_core import PydanticUndefined
 
 from flows import INTERRUPTED
-from flows.commands import OneLineParser
+from flows.commands import OneLineParser, plain_output
 from flows.parameter_model import REMOVED, FlowParameters
 from heterps_core.errors import ConfigurationError, HeterpsError, RunStoppedError, TrainingError
 from heterps_core.json_file import read_json
@@ -33,6 +33,7 @@ FULL_BYTES = 65_536
 """With less than this free no database takes another write: SQLite's pages have 4 KiB, and a write needs several."""
 
 
+@plain_output()
 def main(
     module: str,
     model: type[FlowParameters],

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import NoReturn
+
+from heterps_core.plain_text import PlainOutput
 
 RUN_HELP = "a run's id, the beginning of one, or latest"
 """For the help of every command that takes a run; `tasks/records/runs.py` finds it."""
+
+
+@contextmanager
+def plain_output() -> Iterator[None]:
+    """Let nothing that a command prints steer the terminal, whatever nodes, files and data hold."""
+    if isinstance(sys.stdout, PlainOutput):
+        yield
+        return
+    with ExitStack() as streams:
+        streams.enter_context(redirect_stdout(PlainOutput(sys.stdout)))
+        streams.enter_context(redirect_stderr(PlainOutput(sys.stderr)))
+        yield
 
 
 class OneLineParser(argparse.ArgumentParser):

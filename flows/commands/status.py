@@ -17,6 +17,7 @@ from flows.commands import whole_number
 from flows.service.prefect_connection import TIMEOUT_S, PrefectServer, chosen_server
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
+from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import Table
 from infra.workspace import Workspace, answers, run_of_launch
 from tasks.records.mlflow_names import DIED, STOPPED
@@ -90,15 +91,9 @@ def _watch(workspace: Workspace, *, interval_s: int) -> None:
         while True:
             lines = as_text(gather(workspace, now=datetime.now(UTC))).splitlines()
             if is_terminal:
-                shown = lines[: shutil.get_terminal_size().lines - 1]
-                print(
-                    HOME,
-                    *(f"{line}{CLEAR_LINE}\n" for line in shown),
-                    CLEAR_BELOW,
-                    sep="",
-                    end="",
-                    flush=True,
-                )
+                shown = map(plain, lines[: shutil.get_terminal_size().lines - 1])
+                drawn = "".join([HOME, *(f"{line}{CLEAR_LINE}\n" for line in shown), CLEAR_BELOW])
+                print(drawn, end="", flush=True, file=unfiltered(sys.stdout))
             else:
                 print(*lines, "", sep="\n", flush=True)
             time.sleep(interval_s)

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import jinja2
 
+from heterps_core.plain_text import plain
 from heterps_core.text_table import WIDTH, Table, labelled_lines
 
 RULE = "-" * 78
@@ -119,6 +120,8 @@ def html_page(document: Document) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
+        # Not of markup, which is the templates' own.
+        finalize=lambda value: plain(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import labelled_lines
 
 STEP = "  %-10s %s"
@@ -53,7 +54,7 @@ class TerminalHandler(logging.Handler):
             BarColumn(16),
             TextColumn("{task.fields[text]}"),
             TimeElapsedColumn(),
-            console=Console(highlight=False),
+            console=Console(highlight=False, file=unfiltered(sys.stdout)),
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -70,7 +71,7 @@ class TerminalHandler(logging.Handler):
             step = str(record.args[0])
             width = self.bar.console.width
             message = "\n".join(labelled_lines([(step, str(record.args[1]))], width=width))
-        text = Text(message)
+        text = Text(plain(message))
         text.highlight_regex(r"(?m)^  \S+( \S+)?(?=  )", "bold cyan")
         self.bar.console.print(text, soft_wrap=True)
         if step in PHASE_BEHIND:
@@ -81,7 +82,7 @@ class TerminalHandler(logging.Handler):
         if phase != self._phase:
             self._phase = phase
             self.bar.reset(self._task, description=phase, text="")
-        self.bar.update(self._task, completed=num_done, total=num_steps, text=text)
+        self.bar.update(self._task, completed=num_done, total=num_steps, text=plain(text))
 
 
 @contextmanager

@@ -53,6 +53,17 @@ def test_lines_of_flow_and_nodes_stand_by_their_times_each_with_its_place(run, c
     assert not any("hal" in line for line in lines)
 
 
+def test_what_a_node_says_does_not_steer_the_terminal(run, capsys):
+    said = "2026-11-21 04:30:05,000 worker INFO \x1b]0;owned\x07\x1b[2J\x1b[1;1Hall is well\n"
+    run.write_bytes("nodes/stage0\x1b[7m/workers.log", said.encode())
+
+    printed = "\n".join(lines_of(capsys))
+
+    assert "\x1b" not in printed
+    assert r"stage0\x1b[7m" in printed
+    assert r"\x1b]0;owned\x07\x1b[2J\x1b[1;1Hall is well" in printed
+
+
 def test_following_a_run_that_is_over_ends(run, capsys):
     assert len(lines_of(capsys, RUN[:13], "-f")) == 2
 
