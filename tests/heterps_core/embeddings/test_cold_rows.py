@@ -50,6 +50,22 @@ def test_blocks_come_back_as_they_were_written(tmp_path):
     assert rows.block_bytes % 4096 == 0
 
 
+def test_a_block_that_the_system_writes_and_reads_in_pieces_is_whole(tmp_path):
+    rows = ColdRows([tmp_path], what="a table", num_rows=10, width=4)
+    (file,) = rows._files
+    written, found = rows.new_buffer(), rows.new_buffer()
+    written[:] = np.arange(written.size).reshape(written.shape)
+
+    def of_one_page(call):
+        return lambda number, parts, start: call(number, [parts[0][:4096]], start)
+
+    file.transfer(of_one_page(os.pwritev), 0, written)
+    file.transfer(of_one_page(os.preadv), 0, found)
+
+    assert written.nbytes > 4096
+    assert (found == written).all()
+
+
 def test_two_files_in_one_folder_are_apart_and_have_no_names(tmp_path):
     first, second = (ColdRows([tmp_path], what="a table", num_rows=10, width=4) for _ in range(2))
     ones = first.new_buffer()

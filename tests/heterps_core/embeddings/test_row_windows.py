@@ -59,6 +59,14 @@ def test_what_visits_bring_into_memory_always_fits():
     assert 0.8 * NUM_SLOTS < most <= NUM_SLOTS
 
 
+@pytest.mark.parametrize(("num_following", "fits"), [(200, True), (201, False)])
+def test_a_window_leaves_room_for_the_batches_that_follow(num_following, fits):
+    """By hand: the next window would have all three batches, as rows of the window before stay."""
+    plan = WindowPlan(PARTS, NUM_SLOTS)
+    plan.add(np.arange(300))
+    assert plan.fits(np.arange(300, 500), [np.arange(500, 500 + num_following)]) == fits
+
+
 def test_a_batch_of_as_many_rows_as_there_are_slots_fits_behind_empty_windows():
     plan = WindowPlan(PARTS, NUM_SLOTS)
     plan.add(np.arange(NUM_SLOTS))

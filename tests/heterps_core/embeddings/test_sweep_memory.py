@@ -25,6 +25,11 @@ def test_small_tables_are_in_memory_and_what_they_leave_is_for_the_others():
     assert slots["large"] == left // shards["large"].slot_bytes
 
 
+def test_a_slot_takes_its_row_a_share_of_checkpoints_and_lists():
+    """By hand: 17 float32, three parts of a 32nd for checkpoints, 33 bytes of lists."""
+    assert size(10, 1).slot_bytes == 68 + 6 + 33
+
+
 def test_memory_for_all_rows_leaves_nothing_on_disk():
     shards = {"a": size(50_000, 1_000), "b": size(70_000, 1_000)}
 

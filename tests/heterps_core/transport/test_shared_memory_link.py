@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
-from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
+from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES, aligned
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from infra.workspace import free_loopback_port
 from tests.worker_processes import run_in_processes
@@ -88,6 +88,10 @@ def write_in_turns(rank: int, link: SharedMemoryLink) -> list[list[float]]:
             tensor[3] += 1
         link.wait_for_all()
     return tensor.tolist()
+
+
+def test_tensors_begin_at_cache_lines():
+    assert [aligned(num_bytes) for num_bytes in (0, 1, 64, 65)] == [0, 64, 64, 128]
 
 
 def test_a_shared_tensor_is_the_same_memory_in_all_replicas(answers):
