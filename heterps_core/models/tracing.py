@@ -144,7 +144,7 @@ class _Work(NamedTuple):
 def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
     """Run a module forward and backward on zeros; its state and the random numbers stay as they were."""
     counter, operations = FlopCounterMode(display=False, custom_mapping=FORMULAS), _Operations()
-    was_training = {child: child.training for child in module.modules()}
+    before = {child: _plain_attributes(child) for child in module.modules()}
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     unfused = sdpa_kernel(SDPBackend.MATH)
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, counter, operations:
@@ -157,8 +157,10 @@ def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
         if leaving.requires_grad:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             torch.autograd.grad(leaving.sum(), [entering, *trained], allow_unused=True)
-    for child, mode in was_training.items():
-        child.training = mode
+    for child, plain in before.items():
+        for name in _plain_attributes(child).keys() - plain.keys():
+            del vars(child)[name]
+        vars(child).update(plain)
     with torch.no_grad():
         for buffer, value in buffers.items():
             buffer.copy_(value)
@@ -169,6 +171,11 @@ def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
         backward_flops=(counter.get_total_flops() - forward_flops) / TRACED_ROWS,
         uncounted=tuple(sorted(uncounted)),
     )
+
+
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the mode of a module, and what it counts or notes itself."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, int | float | str)}
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

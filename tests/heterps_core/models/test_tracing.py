@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
@@ -158,9 +158,17 @@ def test_work_without_a_formula_is_named(module, names):
     assert layer_of(module).uncounted == names
 
 
-def test_tracing_leaves_statistics_modes_and_random_numbers_as_they_were():
-    norm = nn.BatchNorm1d(LENGTH)
-    frozen = nn.Sequential(norm, nn.Dropout(0.5).eval())
+class Counting(nn.Module):
+    num_batches = 0
+
+    def forward(self, values: Tensor) -> Tensor:
+        self.num_batches += self.training
+        return values
+
+
+def test_tracing_leaves_statistics_modes_counts_and_random_numbers_as_they_were():
+    norm, counting = nn.BatchNorm1d(LENGTH), Counting()
+    frozen = nn.Sequential(norm, nn.Dropout(0.5).eval(), counting)
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
 
@@ -169,4 +177,5 @@ def test_tracing_leaves_statistics_modes_and_random_numbers_as_they_were():
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(norm.running_var, torch.ones(LENGTH))
     assert norm.num_batches_tracked == 0
-    assert [module.training for module in frozen.modules()] == [True, True, False]
+    assert [module.training for module in frozen.modules()] == [True, True, False, True]
+    assert counting.num_batches == 0
