@@ -36,7 +36,8 @@ from heterps_core.data.manifest import (
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import group_sizes, read_footer, unproven_groups
+from heterps_core.data.reading.group_statistics import unproven_groups
+from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times

@@ -204,6 +204,23 @@ def test_a_pattern_finds_the_days_of_a_bucket(bucket, tmp_path, pattern):
     assert len(list_source_files(f"s3://clicks/{pattern}")) == 2
 
 
+@pytest.mark.parametrize(
+    "folder", ["year=2026/month=11/day={:02}", "region=eu/ds=202611{:02}", "dt=2026-11-{:02}-23"]
+)
+def test_days_of_a_bucket_may_be_written_in_other_forms(bucket, tmp_path, folder):
+    path = write_parquet(tmp_path / "rows.parquet", 5)
+    for day in (9, 10):
+        bucket.put(f"raw/{folder.format(day)}/rows.parquet", path)
+        bucket.put(f"raw/{folder.format(day)}/_SUCCESS", write_lines(tmp_path / "mark", []))
+    bucket.put("raw/year=2026_$folder$", tmp_path / "mark")
+
+    night = find_night("s3a://clicks/raw/", None)
+
+    assert [str(file) for file in (*night.train_files, *night.eval_files)] == [
+        f"s3://clicks/raw/{folder.format(day)}/rows.parquet" for day in (9, 10)
+    ]
+
+
 @pytest.mark.parametrize("source", ["lake/clicks", "lake/clicks/day=2026-11-01", "lake/clicks/day=*"])
 def test_a_delta_table_in_a_bucket_is_refused(bucket, tmp_path, source):
     bucket.put("lake/clicks/_delta_log/00000000000000000000.json", write_lines(tmp_path / "log", ["{}"]))

@@ -9,7 +9,7 @@ import pytest
 
 from heterps_core.data import training_rows
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.reading.parquet_reader import unproven_groups
+from heterps_core.data.reading.group_statistics import unproven_groups
 from heterps_core.data.row_groups import RowGroups
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
