@@ -7,9 +7,10 @@ import argparse
 from heterps_core.errors import DataError
 
 HELP = """\
-Read the first rows of a day by its schema and say what is unusual: columns with one value, a column of times that
-rows are not in the order of; beside the day before also the share of clicks, missing values, values that are new, and
-columns that are distributed otherwise. Of a folder of days the latest is checked beside the one before it.
+Read the first rows of a day by its schema and say what is unusual: columns with one value, a column that alone tells
+the label, rows in the order of no column of times; beside the day before also the share of clicks, missing values,
+values that are new, and columns that are distributed otherwise. Of a folder of days the latest is checked beside the
+one before it.
 
 examples:
   heterps check-data clicks/

@@ -84,3 +84,12 @@ def test_the_leaks_of_a_prepared_data_set_are_named(tmp_path, is_click, eval_fra
         "dwell tells the label alone (AUC 1.000)",
         "page tells the label alone (AUC 1.000)",
     ]
+
+
+def test_one_sighting_of_a_value_says_less_than_many():
+    first_half = [("often", row < 50) for row in range(60)] + [(f"rare {row}", row < 15) for row in range(30)]
+    second_half = [("often", True)] * 60 + [(f"rare {row}", False) for row in range(30)]
+    values, is_click = zip(*first_half, *second_half, strict=True)
+
+    # Fifteen rare values were clicked once of once, often 50 times of 60.
+    assert leak_auc(pa.array(values), np.array(is_click)) == 1.0

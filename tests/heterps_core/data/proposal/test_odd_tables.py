@@ -143,6 +143,7 @@ def test_a_time_is_no_feature_and_its_order_is_checked(tmp_path, name, times, fo
         ("user_id", [1_500_000_000 + row * 7_919 % 30 for row in range(NUM_ROWS)]),
         ("user_id", [1_500_000_000 + row // 3 for row in range(NUM_ROWS)]),
         ("amount", [1_500_000_000 + row * 7_919 % 1_000 for row in range(NUM_ROWS)]),
+        ("x", [30_261_101 + row // 10 for row in range(NUM_ROWS)]),
         ("hour", [row % 24 for row in range(NUM_ROWS)]),
         ("hour", [row // 10 for row in range(NUM_ROWS)]),
         ("price_at", [row * 3 % 100 for row in range(NUM_ROWS)]),

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -75,3 +76,15 @@ def test_bytes_that_are_no_text_are_refused_with_column_and_way_out(tmp_path, na
 
     with pytest.raises(DataError, match=r"in column odd, of type .*UTF8.*or leave it out of the schema"):
         read(tmp_path / "x.parquet", ROLES[role])
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"), [("decimal32", [1.25, 2.5, None]), ("half float", [0.5, None, None, 65_504.0])]
+)
+def test_short_numbers_keep_their_values(tmp_path, name, numbers):
+    pq.write_table(clicks(odd=ODD_COLUMNS[name]), tmp_path / "x.parquet")
+
+    (batch,) = read_rows([tmp_path / "x.parquet"], ROLES["numeric"])
+
+    found = [None if np.isnan(each) else each for each in batch.numbers[: len(numbers), 0].tolist()]
+    assert found == numbers

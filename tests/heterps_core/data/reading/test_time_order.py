@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading import time_order
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_query import RowQuery
 from heterps_core.data.schema import DataSchema
@@ -186,3 +187,19 @@ def test_the_place_in_a_part_of_one_row_is_that_of_the_file(tmp_path):
 
     with pytest.raises(DataError, match="row 4 has 4 behind 7"):
         check_time_order([write_parquet(tmp_path / "x.parquet", times, row_group_size=1)], SCHEMA)
+
+
+def test_a_row_far_below_is_named_and_each_row_is_looked_at_once(tmp_path, monkeypatch):
+    num_rows, looked_at = 140_000, []
+    seconds = np.arange(num_rows)
+    seconds[-1] = 5
+    file = write_parquet(tmp_path / "x.parquet", pa.array(seconds), row_group_size=num_rows)
+    look = time_order.is_earlier
+    monkeypatch.setattr(time_order, "is_earlier", lambda times: looked_at.append(len(times)) or look(times))
+
+    with pytest.raises(DataError, match="row 140,000 has 5 behind 139998"):
+        check_time_order([file], SCHEMA)
+
+    # Of each part but the first also the last row of the part before.
+    assert len(looked_at) > 2
+    assert sum(looked_at) == num_rows + len(looked_at) - 1
