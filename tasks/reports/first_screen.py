@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from heterps_core.text_table import NOT_KNOWN, labelled_lines
+from heterps_core.text_table import NOT_KNOWN, labelled_lines, usd_text
 from heterps_core.units import SECONDS_PER_HOUR
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.document import RULE
-from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text
+from tasks.reports.run_report import PlanReport, RunReport, gap_text
 
 COLUMNS = 80
 
@@ -16,7 +16,13 @@ _SECONDS_PER_MINUTE = 60.0
 
 def plan_screen(report: PlanReport) -> str:
     """Return what would be bought, for how much and how long."""
-    facts = [_rows(report), *_plan_facts(report), ("launched", "nothing")]
+    facts = [
+        _rows(report),
+        *_plan_facts(report),
+        ("cost", f"promised {report.promised_cost}"),
+        ("speed", f"promised {report.promised_speed}"),
+        ("launched", "nothing"),
+    ]
     return _screen(f"Plan {report.run_id}: {report.model}", facts, report)
 
 
@@ -25,17 +31,16 @@ def run_screen(report: RunReport, decision: PromotionDecision | str) -> str:
 
     In place of a decision it may be told why the model was not judged.
     """
-    error, auc = report.prediction_error, report.quality.auc
+    auc = report.quality.auc
     baseline = report.baseline.quality.auc if isinstance(report.baseline, Baseline) else None
-    charged = " at list prices; a dry run, nothing is charged" if report.provisioning.is_dry_run else ""
-    speed = f"{speed_text(report.training.undisturbed_throughput_samples_per_s)} samples/s"
-    if error is not None:
-        speed += f", {abs(error):.1%} {'above' if error > 0 else 'below'} the prediction for this machine"
     facts = [
         _rows(report),
         *_plan_facts(report),
-        ("cost", f"{usd_text(report.billed_usd)}{charged}"),
-        ("speed", speed),
+        (
+            "cost",
+            f"promised {report.promised_cost}; billed {usd_text(report.billed_usd)} ({report.billed_where})",
+        ),
+        ("speed", f"promised {report.promised_speed}; measured {report.measured_speed}"),
         (
             "quality",
             f"AUC {NOT_KNOWN if auc is None else f'{auc:.4f}'}"
@@ -56,18 +61,6 @@ def _champion(decision: PromotionDecision) -> str:
     if decision.champion_version is None:
         return f"no: version {decision.version} did not pass every gate"
     return f"no: version {decision.champion_version} stays; version {decision.version} is not proven better"
-
-
-def usd_text(usd: float) -> str:
-    """Return an amount with the digits that matter.
-
-    Example:
-        >>> usd_text(1.5565), usd_text(0.00391), usd_text(0.00001)
-        ('1.56 USD', '0.0039 USD', 'less than 0.0001 USD')
-    """
-    if 0 < usd < 0.0001:
-        return "less than 0.0001 USD"
-    return f"{usd:.2f} USD" if usd >= 1 else f"{usd:.4f} USD"
 
 
 def duration_text(seconds: float) -> str:
@@ -95,7 +88,7 @@ def _plan_facts(report: PlanReport) -> list[tuple[str, str]]:
     if machines.startswith("1 x ") and "+" not in machines:
         machines = f"fits on one {machines.removeprefix('1 x ')}"
     seconds = plan.cost_usd / plan.price_usd_per_hour * SECONDS_PER_HOUR
-    text = f"{machines}: {usd_text(bought.predicted_cost_usd)}, {duration_text(seconds)} from start to end"
+    text = f"{machines}: {duration_text(seconds)} from start to end"
     if num_planned != report.num_train_rows:
         text = (
             f"of a night of {num_planned:,.0f} samples (planned_samples): {text}; your rows are trained with "

@@ -7,7 +7,7 @@ from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.text_table import Table, Value, usd_text
 from heterps_core.units import BYTES_PER_MIB, MS_PER_S
 from tasks.judging.baseline import Baseline
@@ -16,7 +16,7 @@ from tasks.records.past_runs import PastRun
 from tasks.reports.bills import bill_blocks, waste_block
 from tasks.reports.decision_document import decision_tables
 from tasks.reports.document import Answer, Block, Document, Facts, Links, Picture, Section
-from tasks.reports.run_report import PlanReport, RunReport, gap_text, speed_text, taken_text
+from tasks.reports.run_report import PlanReport, RunReport, gap_text, taken_text
 from tasks.reports.verdicts import answers_of
 
 PURCHASE_COLUMNS = {
@@ -34,9 +34,7 @@ SPEED_COLUMNS = {
     "device type": "",
     "workers": "d",
     **dict.fromkeys(("predicted ms", "measured ms"), ".2f"),
-    **dict.fromkeys(("predicted/s", "measured/s"), ",.0f"),
     "waited": ".0%",
-    **dict.fromkeys(("predicted USD", "measured USD"), ".6f"),
 }
 SEARCH_COLUMNS = {
     "method": "",
@@ -118,7 +116,7 @@ def run_document(
             Section(title="Stages", blocks=_stage_blocks(report)),
             *_restarts_section(report),
             Section(title="Bill", blocks=[*bills, waste_block(report.waste)]),
-            Section(title="Prediction error", blocks=_error_blocks(report)),
+            Section(title="Speed", blocks=_error_blocks(report)),
             Section(title="Quality", blocks=_quality_blocks(report, decision)),
             _search_section(report),
         ],
@@ -189,9 +187,8 @@ def baseline_lines(report: RunReport) -> list[str]:
 
 
 def _plan_section(report: PlanReport, *more: Block) -> Section:
-    problem, plan, simulation = report.problem, report.chosen.plan, report.simulation
+    problem, plan = report.problem, report.chosen.plan
     state_bytes = sum(layer.state_bytes for layer in problem.layers)
-    reached = simulation.run.throughput_samples_per_s
     floor = problem.throughput_floor_samples_per_s
     asked = f"at least {floor:,.0f} were asked for" if floor > 0 else "no floor was set"
     facts = [
@@ -202,10 +199,8 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
         ),
         (
             "promised",
-            f"{plan.throughput_samples_per_s:,.0f} samples/s ({asked}), {plan.price_usd_per_hour:.4f} USD/hour, "
-            f"{plan.cost_usd:.6f} USD for the run",
+            f"{report.promised_speed}, {asked}; {report.promised_cost}, at {plan.price_usd_per_hour:.4f} USD/hour",
         ),
-        *_simulated(report, reached),
         ("machines", report.provisioning.summary),
         *((f"disk of stage {index}", str(sweep)) for index, sweep in report.chosen.evaluation.sweeps.items()),
         ("proof", gap_text(plan)),
@@ -217,21 +212,6 @@ def _plan_section(report: PlanReport, *more: Block) -> Section:
     if report.uncounted:
         facts.append(("not counted", report.uncounted))
     return Section(title="Plan", blocks=[Facts(pairs=facts), *more])
-
-
-def _simulated(report: PlanReport, reached: float) -> list[tuple[str, str]]:
-    """Return what the simulation reaches, where a plan is not judged by it."""
-    problem, plan, load = report.problem, report.chosen.plan, report.simulation.load
-    if problem.step_model is StepModel.TRAINER:
-        return []
-    return [
-        (
-            "simulated",
-            f"{reached:,.0f} samples/s ({reached / plan.throughput_samples_per_s - 1:+.0%}), "
-            f"{report.simulated_cost_usd:.6f} USD for the run: step by step, as the trainer works, micro-batches of "
-            f"{problem.batch_size // load.num_microbatches:,}",
-        )
-    ]
 
 
 def _why_blocks(report: PlanReport) -> list[Block]:
@@ -289,11 +269,7 @@ def _stage_blocks(report: RunReport) -> list[Block]:
             stage.num_replicas,
             stage.predicted_seconds * MS_PER_S,
             None if stage.measured_seconds is None else stage.measured_seconds * MS_PER_S,
-            stage.predicted_throughput_samples_per_s,
-            stage.measured_throughput_samples_per_s,
             stage.idle_share,
-            stage.predicted_usd,
-            stage.measured_usd,
         ]
         for stage in report.stages
     ]
@@ -303,8 +279,7 @@ def _stage_blocks(report: RunReport) -> list[Block]:
             columns=SPEED_COLUMNS,
             rows=rows,
         ),
-        "Times are of a stage's own work, without waits for other stages; USD are its machines' price for the "
-        "trained steps, at the predicted and at the measured speed of the whole pipeline.",
+        "Times are of a stage's own work, without waits for other stages.",
     ]
 
 
@@ -332,15 +307,9 @@ def _restarts_section(report: RunReport) -> list[Section]:
 
 def _error_blocks(report: RunReport) -> list[Block]:
     training, error, correction = report.training, report.prediction_error, report.correction
-    against = "" if error is None else f" ({error:+.1%})"
-    facts = [
-        ("predicted", f"{report.predicted_throughput_samples_per_s:,.0f} samples/s"),
-        (
-            "measured",
-            f"{speed_text(training.undisturbed_throughput_samples_per_s)} samples/s{against}; "
-            f"{speed_text(training.throughput_samples_per_s)} over the whole time, with checkpoints",
-        ),
-    ]
+    facts = [("promised", report.promised_speed), ("measured", report.measured_speed)]
+    if error is not None:
+        facts.append(("off by", f"{error:+.1%} against the prediction for the machines that trained"))
     if training.memory_bytes:
         each = (
             f"stage {stage} {_gigabytes(peak)} of {_gigabytes(counted)}"

@@ -15,9 +15,9 @@ from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
-from heterps_core.planning.simulate.plan_simulation import PlanSimulation, run_cost_usd
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from heterps_core.text_table import NOT_KNOWN, Table, table_text
+from heterps_core.text_table import NOT_KNOWN, Table, table_text, usd_text
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION
@@ -80,22 +80,47 @@ class PlanReport:
         return night_name(self.day, self.run_id, model=self.model, scheduler=self.scheduler)
 
     @property
+    def planned_where(self) -> str:
+        """For which machines the promised figures are."""
+        if self.problem.num_samples == self.num_train_rows:
+            return "planned machines"
+        return f"planned machines, a night of {self.problem.num_samples:,.0f} samples"
+
+    @property
+    def trained_where(self) -> str:
+        """For which machines the measured figures are."""
+        return "dry run here" if self.provisioning.is_dry_run else "rented machines"
+
+    @property
+    def promised_speed(self) -> str:
+        """The plan's speed, with its unit and its machines."""
+        return f"{self.chosen.plan.throughput_samples_per_s:,.0f} samples/s ({self.planned_where})"
+
+    @property
+    def promised_cost(self) -> str:
+        """The plan's cost of the whole job, with its unit and its machines."""
+        return f"{usd_text(self.provisioning.predicted_cost_usd)} ({self.planned_where})"
+
+    @property
+    def other_speeds(self) -> str:
+        """The speeds that the first page leaves out, each with the machines that it is for."""
+        simulated = self.simulation.run.throughput_samples_per_s
+        lines = [f"simulated step by step: {simulated:,.0f} samples/s (planned machines)"]
+        if self.prediction is not None:
+            predicted = f"{self.predicted_throughput_samples_per_s:,.0f} samples/s (dry run here)"
+            lines.append(f"predicted from this machine's profile, before the training: {predicted}")
+        return "\n".join(lines)
+
+    @property
     def tables_text(self) -> str:
         """What stands behind the reasons: the tensors at the cuts, and the columns."""
         tables = [table_text(table) for table in (self.cuts, self.tables) if table is not None]
-        return "\n\n".join([*([self.uncounted] if self.uncounted else []), *tables])
+        return "\n\n".join([self.other_speeds, *([self.uncounted] if self.uncounted else []), *tables])
 
     @property
     def chosen(self) -> SearchResult:
         """The plan that was taken, with its search."""
         return self.searches.chosen
-
-    @property
-    def simulated_cost_usd(self) -> float:
-        """Of the whole job at the speed that the plan's pipeline reaches step by step."""
-        return run_cost_usd(
-            self.problem, self.simulation.evaluation, step_seconds=self.simulation.run.step_seconds
-        )
 
     @property
     def batch_size(self) -> int:
@@ -117,7 +142,6 @@ class PlanReport:
     def promises(self) -> dict[str, float | None]:
         """Return the speed that is expected of the launched run under its stable names."""
         return {
-            "predicted/dry_run_throughput_samples_per_s": self.predicted_throughput_samples_per_s,
             "predicted/step_seconds": self.predicted_step_seconds,
             "predicted/correction_factor": self.correction.factor,
         }
@@ -126,8 +150,6 @@ class PlanReport:
         """Return the figures of the plan under their stable names, besides those of its search."""
         return {
             **explanation_metrics(self.explanation),
-            "simulated/throughput_samples_per_s": self.simulation.run.throughput_samples_per_s,
-            "simulated/cost_usd": self.simulated_cost_usd,
             "cost/cloud_price_usd_per_hour": self.provisioning.cloud_plan.price_usd_per_hour,
             "cost/cloud_usd": self.provisioning.predicted_cost_usd,
         }
@@ -185,7 +207,6 @@ class RunReport(PlanReport):
             self.training,
             self.bills,
             batch_size=self.batch_size,
-            predicted_step_seconds=self.predicted_step_seconds,
         )
 
     @property
@@ -217,6 +238,18 @@ class RunReport(PlanReport):
             measured_step_seconds=measured,
             stages=stages,
         )
+
+    @property
+    def measured_speed(self) -> str:
+        """Of the undisturbed steps, with its unit and its machines."""
+        speed = speed_text(self.training.undisturbed_throughput_samples_per_s)
+        return f"{speed} samples/s ({self.trained_where})"
+
+    @property
+    def billed_where(self) -> str:
+        """For which machines the bill is."""
+        listed = " at list prices, nothing is charged" if self.provisioning.is_dry_run else ""
+        return f"{self.trained_where}{listed}"
 
     @property
     def billed_usd(self) -> float:
@@ -271,7 +304,6 @@ class RunReport(PlanReport):
             {
                 **self.night_metrics(),
                 "measured/step_seconds": self.measured_step_seconds,
-                "measured/throughput_samples_per_s": self.training.throughput_samples_per_s,
                 "measured/undisturbed_throughput_samples_per_s": self.training.undisturbed_throughput_samples_per_s,
                 "measured/prediction_error": self.prediction_error,
                 "measured/samples": float(samples),

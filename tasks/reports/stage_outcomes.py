@@ -1,4 +1,4 @@
-"""What came of each stage: predicted against measured time, throughput and USD."""
+"""What came of each stage: its predicted, measured and idle time, and its part of the bill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.training_run import SweepFigures, TrainingRun
 from infra.billing.bill import Bill
-from tasks.provisioning import usd_for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +21,6 @@ class StageOutcome:
     """Of the plan; in a dry run this machine stands in for it."""
 
     num_replicas: int
-    batch_size: int
     predicted_seconds: float
     """Of the stage's work for one training batch."""
 
@@ -32,25 +30,11 @@ class StageOutcome:
     idle_share: float | None
     """Of a step, in [0, 1], in which its workers waited for other stages."""
 
-    predicted_usd: float
-    """Its machines' price for the trained steps at the predicted speed of the whole pipeline."""
-
-    measured_usd: float
     billed_usd: float
     """With start-up, evaluation and teardown."""
 
     sweep: SweepFigures | None = None
     """None where all rows of its tables are in memory."""
-
-    @property
-    def predicted_throughput_samples_per_s(self) -> float:
-        """Of the stage alone."""
-        return self.batch_size / self.predicted_seconds
-
-    @property
-    def measured_throughput_samples_per_s(self) -> float | None:
-        """Of the stage alone, had it never waited for another."""
-        return None if self.measured_seconds is None else self.batch_size / self.measured_seconds
 
 
 def stage_outcomes(
@@ -60,40 +44,31 @@ def stage_outcomes(
     bills: Sequence[Bill],
     *,
     batch_size: int,
-    predicted_step_seconds: float,
 ) -> tuple[StageOutcome, ...]:
     """Return what came of each launched stage.
 
     Args:
         predicted: Of each stage, the seconds of its work for one training batch.
-        bills: Of all launches; the last one's machines are those that trained.
-        predicted_step_seconds: Of the whole pipeline: what each stage's machines are paid for.
+        bills: Of all launches.
     """
     step_seconds = measured_step_seconds(training, batch_size=batch_size)
-    prices_usd_per_hour: dict[int, float] = defaultdict(float)
     billed_usd: dict[int, float] = defaultdict(float)
     for bill in bills:
         for line in bill.lines:
             billed_usd[line.stage] += line.usd
-            if bill is bills[-1] and not line.is_waste:
-                prices_usd_per_hour[line.stage] += line.count * line.price_usd_per_hour
     outcomes = []
     for index, (stage, seconds) in enumerate(zip(stages, predicted, strict=True)):
         idle_share = training.idle_shares.get(index)
-        price = prices_usd_per_hour[index]
         outcomes.append(
             StageOutcome(
                 index=index,
                 device_type=stage.device_type,
                 num_replicas=stage.num_replicas,
-                batch_size=batch_size,
                 predicted_seconds=seconds,
                 measured_seconds=None
                 if step_seconds is None or idle_share is None or idle_share >= 1
                 else step_seconds * (1 - idle_share),
                 idle_share=idle_share,
-                predicted_usd=usd_for(price, predicted_step_seconds * len(training.steps)),
-                measured_usd=usd_for(price, training.trained_seconds),
                 billed_usd=billed_usd[index],
                 sweep=training.sweeps.get(index),
             )
@@ -111,10 +86,6 @@ def stage_series(stages: Sequence[StageOutcome]) -> dict[str, list[tuple[int, fl
         figures = {
             "stage/predicted_step_seconds": stage.predicted_seconds,
             "stage/measured_step_seconds": stage.measured_seconds,
-            "stage/predicted_throughput_samples_per_s": stage.predicted_throughput_samples_per_s,
-            "stage/measured_throughput_samples_per_s": stage.measured_throughput_samples_per_s,
-            "stage/predicted_usd": stage.predicted_usd,
-            "stage/measured_usd": stage.measured_usd,
             "stage/billed_usd": stage.billed_usd,
             "stage/idle_share": stage.idle_share,
         }

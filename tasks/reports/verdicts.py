@@ -42,7 +42,7 @@ def answers_of(report: RunReport, decision: PromotionDecision | str, last: PastR
 
     In place of a decision it may be told why the model was not judged; `last` is the night to compare with.
     """
-    speed, error = report.training.undisturbed_throughput_samples_per_s, report.prediction_error
+    speed = report.training.undisturbed_throughput_samples_per_s
     usd, auc = report.billed_usd_per_million_samples, report.quality.auc
     cheaper = faster = NOTHING_BEFORE
     if last is not None:
@@ -50,16 +50,21 @@ def answers_of(report: RunReport, decision: PromotionDecision | str, last: PastR
             usd, last.usd_per_million_samples, last.night, words=("cheaper", "more expensive")
         )
         faster = _compared(speed, last.throughput_samples_per_s, last.night, words=("slower", "faster"))
-    per_million = "" if usd is None else f"{usd_text(usd)} for a million samples: "
-    charged = "list prices, nothing is charged" if report.provisioning.is_dry_run else "charged"
-    against = "" if error is None else f"; {error:+.1%} against the prediction"
     if isinstance(decision, str):
         champion = ("not judged", decision)
     else:
         champion = ("yes" if decision.is_promoted else "no", decision.why)
     return [
-        Answer("What did it cost?", usd_text(report.billed_usd), f"{per_million}{cheaper} ({charged})"),
-        Answer("How fast was it?", f"{speed_text(speed)} samples/s", f"{faster}{against}"),
+        Answer(
+            "What did it cost?",
+            usd_text(report.billed_usd),
+            f"billed ({report.billed_where}); promised {report.promised_cost}; {cheaper}",
+        ),
+        Answer(
+            "How fast was it?",
+            f"{speed_text(speed)} samples/s",
+            f"measured ({report.trained_where}); promised {report.promised_speed}; {faster}",
+        ),
         Answer("How good is it?", f"AUC {NOT_KNOWN if auc is None else f'{auc:.4f}'}", _better(report, last)),
         Answer("Is it the champion?", *champion),
     ]

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -22,7 +23,7 @@ from tests.tasks.report_builders import (
 )
 
 LINKS = Links(pairs=[("This run in MLflow", "http://127.0.0.1:5000/#/x")])
-SECTIONS = ["Plan", "Why this plan", "Stages", "Bill", "Prediction error", "Quality", "Search methods"]
+SECTIONS = ["Plan", "Why this plan", "Stages", "Bill", "Speed", "Quality", "Search methods"]
 
 
 def page_of(*, decision="it is a test", last=None, **changes):
@@ -125,7 +126,7 @@ def test_what_workers_sent_one_another_in_a_step_is_told_with_its_format():
     training = replace(make_training(), sent_bytes_per_step=3 * 1024**2 / 2)
 
     for page, is_told in ((page_of(training=training), True), (page_of(), False)):
-        error = page.sections[SECTIONS.index("Prediction error")]
+        error = page.sections[SECTIONS.index("Speed")]
         [facts] = [block for block in error.blocks if isinstance(block, Facts)]
         assert dict(facts.pairs).get("sent") == (
             "1.50 MiB a step between workers, in float32" if is_told else None
@@ -170,10 +171,10 @@ def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
     page = page_of(learning=Learning(speeds=tuple(speeds)))
 
-    error = page.sections[SECTIONS.index("Prediction error")]
+    error = page.sections[SECTIONS.index("Speed")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
     assert "corrected by 1.250" in dict(facts.pairs)["calibration"]
-    assert "+0.0% against the prediction" in page.answers[1].remark
+    assert dict(facts.pairs)["off by"].startswith("+0.0%")
 
 
 def test_the_champion_stands_beside_the_model_with_every_gate():
@@ -221,7 +222,7 @@ def test_a_speed_that_was_not_measured_is_a_dash_in_every_text(one_step):
     text = terminal_text(page_of(training=one_step))
 
     assert training_summary(one_step).startswith("1 steps, - samples/s, ")
-    assert "measured     - samples/s; - over the whole time" in text
+    assert "measured     - samples/s (dry run here)" in text
 
 
 def test_a_speed_that_was_not_measured_has_no_figure(one_step):
@@ -230,7 +231,6 @@ def test_a_speed_that_was_not_measured_has_no_figure(one_step):
     speeds = (
         "night/samples_per_s",
         "night/off_by",
-        "measured/throughput_samples_per_s",
         "measured/step_seconds",
     )
     assert {name: metrics[name] for name in speeds} == dict.fromkeys(speeds)
@@ -251,3 +251,20 @@ def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so():
     assert f"the plan of genetic, which was asked for, costs {extra:.2%} more" in text
     assert "exact (chosen)" in text
     assert "genetic (asked for)" in text
+
+
+def test_a_page_has_one_speed_promised_and_one_measured_and_each_says_for_which_machines():
+    report = make_run_report()
+    page = run_document(report, decision="no rows were held out", last=None, links=LINKS)
+    of_other_plans = ("Search methods", "Why this plan")
+    page = replace(page, sections=[each for each in page.sections if each.title not in of_other_plans])
+
+    speeds = set(re.findall(r"([\d,]+) samples/s", markdown(page)))
+
+    # By hand: 100 samples in 10 ms by the plan, in 25 ms here.
+    assert speeds == {"10,000", "4,000"}
+    assert "dry run here" in page.answers[1].remark
+    assert "planned machines" in page.answers[1].remark
+    # The prediction for this machine, 100 samples in 20 ms, and the simulation are for `explain`.
+    assert "5,000 samples/s (dry run here)" in report.tables_text
+    assert "simulated step by step" in report.tables_text

@@ -33,9 +33,13 @@ def test_each_figure_is_told_with_its_change_and_a_verdict():
     cost, speed, auc, _ = remarks(last)
 
     assert cost == (
-        "2.25 USD for a million samples: more expensive, +12.5% since 2026-10-01 (list prices, nothing is charged)"
+        "billed (dry run here at list prices, nothing is charged); promised 0.000883 USD (planned machines, "
+        "a night of 36,000 samples); more expensive, +12.5% since 2026-10-01"
     )
-    assert speed == "faster, +25.0% since 2026-10-01; -20.0% against the prediction"
+    assert speed == (
+        "measured (dry run here); promised 10,000 samples/s (planned machines, a night of 36,000 samples); "
+        "faster, +25.0% since 2026-10-01"
+    )
     assert auc.startswith("better, +0.1432 since 2026-10-01")
 
 
