@@ -309,7 +309,8 @@ def _check_layout(schema: DataSchema) -> None:
             f"separator must be one ASCII character, with blanks after it where fields are padded "
             f'(for instance "," or ", "), got {separator!r}'
         )
-    if not schema.list_separator or schema.list_separator == (separator or "")[:1]:
+    is_taken = bool(schema.list_columns) and schema.list_separator == (separator or "")[:1]
+    if not schema.list_separator or is_taken:
         raise ConfigurationError(
             f"list_separator must be a text that is not the separator of fields, got {schema.list_separator!r}"
         )

@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, cast
 
 import pyarrow as pa
@@ -148,7 +149,10 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     )
     if not first:
         return replace(layout, has_rows=False)
-    fields = split_line(line, layout)
+    try:
+        fields = split_line(line, layout)
+    except csv.Error as error:
+        raise DataError(path, f"cannot be split into fields: {error}", line=number) from error
     has_header = schema.has_header
     if has_header is None:
         has_header = not set(fields).isdisjoint(schema.used_columns)
@@ -190,9 +194,10 @@ def text_lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
     """Yield line numbers from 1 and lines without their end."""
     try:
         with io.BufferedReader(cast(Any, open_text(path))) as stream:
-            for number, line in enumerate(stream, start=1):
-                start = len(_UTF8_MARK) if number == 1 and line.startswith(_UTF8_MARK) else 0
-                yield number, line[start:].rstrip(b"\r\n")
+            # Arrow ends a line at \r, too.
+            lines = chain.from_iterable(map(bytes.splitlines, stream))
+            for number, line in enumerate(lines, start=1):
+                yield number, line.removeprefix(_UTF8_MARK) if number == 1 else line
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -112,7 +112,7 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ),
         ({"list_separator": ""}, "list_separator must be a text that is not the separator"),
         (
-            {"list_separator": ",", "separator": ","},
+            {"list_separator": ",", "separator": ",", "multi_hot_columns": [{"name": "tags"}]},
             "list_separator must be a text that is not the separator",
         ),
         ({"label_column": ""}, r"must name its label_column or several label_columns, got '' and \[\]"),

@@ -335,3 +335,32 @@ def test_a_blank_may_stand_between_the_values_of_a_list(tmp_path, separator):
     [batch] = read_rows([tmp_path / "behaviors.tsv"], schema)
 
     assert batch.texts[0].to_pylist() == [["N1", "N2", "N3"], ["N4"]]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_on_every_system(tmp_path, end):
+    path = tmp_path / "rows.csv"
+    lines = [",".join(TITLES), "0,1,a", "", "1,2,b"]
+
+    path.write_bytes(end.join(lines).encode())
+    [batch] = read_rows([path], TITLED)
+    path.write_bytes(end.join([*lines, "1,2"]).encode())
+    with pytest.raises(DataError, match="line 5: expected 3 fields"):
+        list(read_rows([path], TITLED))
+
+    assert batch.texts[0].to_pylist() == ["a", "b"]
+
+
+def test_a_first_line_with_an_endless_field_is_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text('label,"' + "x" * 200_000)
+
+    with pytest.raises(DataError, match="line 1: cannot be split into fields: field larger than"):
+        list(read_rows([tmp_path / "rows.csv"], TITLED))
+
+
+def test_fields_may_stand_between_bars_where_no_column_has_lists(tmp_path):
+    write_lines(tmp_path / "rows.psv", ["label|price|title", "0|1|a", "1|2|b"])
+
+    [batch] = read_rows([tmp_path / "rows.psv"], replace(TITLED, separator="|"))
+
+    assert batch.labels.tolist() == [0, 1]
