@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.proposal.table_sample import SampledColumn
 from heterps_core.data.reading.row_batch import first_label
 from heterps_core.data.reading.time_order import comparable_times, is_earlier
 from heterps_core.data.row_groups import sampled_runs
@@ -137,6 +138,12 @@ def find_times(name: str, column: pa.Array) -> pa.Array | None:
         return None
     is_in_order = not is_earlier(known).true_count and "id" not in words
     return times if is_named or is_in_order else None
+
+
+def times_of(columns: Iterable[SampledColumn]) -> dict[str, pa.Array]:
+    """Return the columns of times among some by their names."""
+    found = {each.name: find_times(each.name, each.stored) for each in columns if not each.problem}
+    return {name: times for name, times in found.items() if times is not None}
 
 
 def _look_like_times(numbers: npt.NDArray[np.float64], *, is_named: bool) -> bool:

@@ -21,10 +21,10 @@ from heterps_core.data.column_texts import canonical_texts, column_texts
 from heterps_core.data.proposal.column_checks import (
     OUT_OF_ORDER,
     best_time_column,
-    find_times,
     leak_auc,
     leak_remark,
     order_remark,
+    times_of,
 )
 from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
 from heterps_core.data.reading.bucket_path import SourcePath
@@ -299,11 +299,7 @@ def _out_of_order(file: SourcePath, schema: DataSchema) -> list[str]:
         )
     except DataError:
         return []
-    times = {
-        column.name: found
-        for column in sample.columns
-        if not column.problem and (found := find_times(column.name, column.stored)) is not None
-    }
+    times = times_of(sample.columns)
     name = schema.time_column if schema.time_column in times else best_time_column(times)
     remark = "" if name is None else order_remark(times[name])
     return [f"{name}: {remark}"] if remark.startswith(OUT_OF_ORDER) else []

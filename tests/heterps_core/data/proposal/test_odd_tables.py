@@ -5,7 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.commands.data.init import _write_toml
-from heterps_core.data.proposal.schema_proposal import LEFT_OUT, TIME, propose_schema
+from heterps_core.data.proposal.column_roles import LEFT_OUT, TIME
+from heterps_core.data.proposal.schema_proposal import propose_schema
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.schema import DataSchema
@@ -86,8 +87,16 @@ def test_a_text_of_hive_without_header_is_read_by_the_names_that_are_given(tmp_p
 
     proposed = propose_schema(tmp_path / "000000_0", source="x", column_names=names)
 
+    assert proposed.num_rows == 90
     assert (proposed.schema.separator, proposed.schema.missing_markers) == ("\x01", ("\\N",))
     assert read_as_proposed(tmp_path / "000000_0", column_names=names) == 90
+
+
+def test_the_separator_gives_as_many_fields_as_names_are_given(tmp_path):
+    rows = [f"{row * 7 % 5 // 3}^a,b,c,{row % 7}^{row}.5\n" for row in range(90)]
+    (tmp_path / "x.txt").write_text("".join(rows))
+
+    assert read_as_proposed(tmp_path / "x.txt", column_names=["label", "site", "price"]) == 90
 
 
 SECONDS = [1_700_000_000 + 20 * row for row in range(NUM_ROWS)]
@@ -193,3 +202,21 @@ def test_a_number_that_ends_like_an_id_stays_a_number(tmp_path, name):
     pq.write_table(clicks(**{name: range(NUM_ROWS)}), tmp_path / "x.parquet")
 
     assert name in propose_schema(tmp_path / "x.parquet", source="x").schema.numeric_columns
+
+
+@pytest.mark.parametrize(
+    ("name", "positive", "negative"),
+    [
+        ("label 2 and 1", ("2",), ("1",)),
+        ("label 1 and -1", ("1",), ("-1",)),
+        ("label Yes, yes and no", ("Yes", "yes"), ("no", "NO")),
+        ("label 1, 1.0 and 0", ("1", "1.0"), ("0",)),
+        ("label of dates", ("2026-11-01",), ("2026-11-02",)),
+    ],
+)
+def test_a_click_is_the_value_that_is_called_so_else_the_rarer_one(tmp_path, name, positive, negative):
+    (tmp_path / "x.csv").write_bytes(ODD_TEXTS[name][0])
+
+    schema = propose_schema(tmp_path / "x.csv", source="x").schema
+
+    assert (schema.label_positive, schema.label_negative) == (positive, negative)
