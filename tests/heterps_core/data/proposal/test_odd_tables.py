@@ -207,7 +207,7 @@ def test_a_number_that_ends_like_an_id_stays_a_number(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "positive", "negative"),
     [
-        ("label 2 and 1", ("2",), ("1",)),
+        ("label 2 and 1", ("1",), ("2",)),
         ("label 1 and -1", ("1",), ("-1",)),
         ("label Yes, yes and no", ("Yes", "yes"), ("no", "NO")),
         ("label 1, 1.0 and 0", ("1", "1.0"), ("0",)),
@@ -220,3 +220,18 @@ def test_a_click_is_the_value_that_is_called_so_else_the_rarer_one(tmp_path, nam
     schema = propose_schema(tmp_path / "x.csv", source="x").schema
 
     assert (schema.label_positive, schema.label_negative) == (positive, negative)
+
+
+def test_numbers_that_the_reader_refuses_are_left_out_with_its_words(tmp_path):
+    numbers, counts = (
+        [f"0x{each:X}" for each in of] for of in (range(300, 540), (4 ** (n % 14) for n in range(240)))
+    )
+    rows = [f"{row * 7 % 5 // 3},s{row % 7},{numbers[row]},{counts[row]}{row % 9}" for row in range(NUM_ROWS)]
+    (tmp_path / "x.csv").write_text("\n".join(["label,site,address,size", *rows]) + "\n")
+
+    proposed = propose_schema(tmp_path / "x.csv", source="x")
+
+    left_out = {seen.values.name: seen.remark for seen in proposed.columns if seen.role == LEFT_OUT}
+    assert [*left_out] == ["address", "size"]
+    assert all("must be a finite number or empty, got '0x" in remark for remark in left_out.values())
+    assert read_as_proposed(tmp_path / "x.csv") == NUM_ROWS
