@@ -119,9 +119,9 @@ class InstanceOffer(Price, JsonDocument):
     """Where that figure comes from; empty on-demand."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour > 0):
+        if not (math.isfinite(self.price_usd_per_hour) and self.price_usd_per_hour >= 0):
             raise ConfigurationError(
-                f"the price of {self.instance_type.name} must be a positive number of USD per hour, "
+                f"the price of {self.instance_type.name} must be a number of USD per hour that is not negative, "
                 f"got {self.price_usd_per_hour}; leave offers without a price out"
             )
         moment_of(self.price_as_of)

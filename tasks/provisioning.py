@@ -20,7 +20,7 @@ from heterps_core.planning.provisioning.offer_choice import choose_instances, in
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.profiling.machine import num_cores
-from heterps_core.units import SECONDS_PER_HOUR
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import Caps, check_caps
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
@@ -183,7 +183,7 @@ def provision(
     offers = offers_with_disks(offers, disks.values())
     attempts = [with_table_disk(each, disks) for each in launch_attempts(plan.stages, offers)]
     cloud_plan = attempts[0]
-    hours = plan.cost_usd / plan.price_usd_per_hour
+    hours = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=0.0)
     rented_from = get_provider(provider)
     unplanned_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + unplanned_usd_per_hour * hours
@@ -263,12 +263,13 @@ def within_caps(
         spent_this_month_usd=spent_this_month_usd,
         caps=caps,
     )
-    hours = predicted_cost_usd / billed_usd_per_hour(first)
+    hours = ratio(predicted_cost_usd, billed_usd_per_hour(first), otherwise=0.0)
     limits = [caps.max_usd_per_hour]
     if caps.max_usd_per_run is not None:
-        limits.append((caps.max_usd_per_run - bucket_usd) / hours)
+        limits.append(ratio(caps.max_usd_per_run - bucket_usd, hours, otherwise=math.inf))
     if caps.max_usd_per_month is not None:
-        limits.append((caps.max_usd_per_month - spent_this_month_usd - bucket_usd) / hours)
+        left_usd = caps.max_usd_per_month - spent_this_month_usd - bucket_usd
+        limits.append(ratio(left_usd, hours, otherwise=math.inf))
     limit = min((each for each in limits if each is not None), default=None)
     if limit is None:
         return [first, *others]

@@ -50,7 +50,7 @@ ONLY_IMPORTERS = {
         "tasks/records/buffered_client.py",
         "tasks/records/tracking.py",
     },
-    "boto3": {"infra/providers/aws/prices.py", "infra/providers/aws/provider.py"},
+    "boto3": {"infra/providers/aws/clients.py", "infra/providers/aws/prices.py"},
 }
 LIGHT = [
     "heterps_core",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from flows.parameter_model import FlowParameters
 from flows.parameters import LARGEST_SEED, BatchSize, Count, Day, Usd, of_unit
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
-from heterps_core.units import SECONDS_PER_HOUR
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.workspace import Workspace
 
 HELP = """\
@@ -98,7 +99,7 @@ class TuneParameters(FlowParameters):
         seconds = [] if self.minutes is None else [self.minutes * 60]
         if self.usd is not None:
             usd_per_hour = unit_prices(find_offers.fn([PRICED_AS]))[PRICED_AS]
-            seconds.append(self.usd / usd_per_hour * SECONDS_PER_HOUR)
+            seconds.append(ratio(self.usd, usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR)
         return min(seconds)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.units import ratio
 
 
 def check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffer]) -> None:
@@ -215,7 +216,8 @@ class ProvisioningPlan(JsonDocument):
                 for stage in range(len(self.replicas))
             ),
             groups=groups,
-            planned_price_usd_per_hour=self.planned_price_usd_per_hour * price / self.price_usd_per_hour,
+            planned_price_usd_per_hour=self.planned_price_usd_per_hour
+            * ratio(price, self.price_usd_per_hour, otherwise=1.0),
             rendezvous_usd_per_hour=0.0,
             node_ids=tuple(request.node_id for _, request in kept),
         )

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from heterps_core.cluster import Cluster
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.units import ratio
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
@@ -73,8 +74,7 @@ def first_running_cluster(
                         ledger=ledger,
                         caps=caps,
                         predicted_cost_usd=predicted_cost_usd
-                        * provider.billed_usd_per_hour(plan)
-                        / planned_usd_per_hour,
+                        * ratio(provider.billed_usd_per_hour(plan), planned_usd_per_hour, otherwise=1.0),
                         spent=spent,
                     )
                 )

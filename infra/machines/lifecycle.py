@@ -22,7 +22,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.node.node_life import CLUSTER_TIMEOUT_S
 from heterps_core.training.storage.run_directory import LEASES, RunDirectory
-from heterps_core.units import SECONDS_PER_HOUR
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent, check_caps
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, Ledger
@@ -86,7 +86,8 @@ def running_cluster(
             bootstrap,
             lifetime_s=node_lifetime_s(
                 longest_s=bootstrap.lifetime_s,
-                planned_s=predicted_cost_usd / price_usd_per_hour * SECONDS_PER_HOUR,
+                planned_s=ratio(predicted_cost_usd, price_usd_per_hour, otherwise=math.inf)
+                * SECONDS_PER_HOUR,
                 price_usd_per_hour=price_usd_per_hour,
                 caps=caps,
             ),
@@ -152,7 +153,7 @@ def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: flo
     """
     by_plan_s = max(LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
     by_caps_s = [
-        cap / price_usd_per_hour * SECONDS_PER_HOUR
+        ratio(cap, price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
         for cap in (caps.max_usd_per_run, caps.max_usd_per_month)
         if cap is not None
     ]
@@ -169,7 +170,7 @@ def _payable_s(price_usd_per_hour: float, spent: Spent, caps: Caps) -> float:
         )
         if cap is not None
     ]
-    return min(left, default=math.inf) / price_usd_per_hour * SECONDS_PER_HOUR
+    return ratio(min(left, default=math.inf), price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
 
 
 def _lease_end(provider: Provider) -> datetime:

@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market, Price
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from heterps_core.units import ratio
 from infra.prices.spot_charges import SpotHistory
 
 LAST_CHANGE = timedelta(hours=1)
@@ -167,9 +168,9 @@ class Recheck:
         """One line for each price that moved by more than `MOVED_BY`."""
         return tuple(
             f"{old.instance_type.name} in {old.place}, {old.market}: {old.price_usd_per_hour:.4f} -> "
-            f"{new.price_usd_per_hour:.4f} USD/hour ({new.price_usd_per_hour / old.price_usd_per_hour - 1:+.0%})"
+            f"{new.price_usd_per_hour:.4f} USD/hour ({_moved_by(old, new):+.0%})"
             for old, new in self.offers.items()
-            if abs(new.price_usd_per_hour / old.price_usd_per_hour - 1) > MOVED_BY
+            if abs(_moved_by(old, new)) > MOVED_BY
         )
 
     def applied_to(self, plan: ProvisioningPlan) -> ProvisioningPlan:
@@ -219,3 +220,9 @@ def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetim
             else:
                 problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
     return Recheck(offers=found, problems=tuple(problems))
+
+
+def _moved_by(old: InstanceOffer, new: InstanceOffer) -> float:
+    """Return by which share a price rose; by all of it where there was none."""
+    difference = new.price_usd_per_hour - old.price_usd_per_hour
+    return ratio(difference, old.price_usd_per_hour, otherwise=float(difference > 0))

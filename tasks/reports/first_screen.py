@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from heterps_core.text_table import NOT_KNOWN, labelled_lines, usd_text
-from heterps_core.units import SECONDS_PER_HOUR
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports.document import RULE
@@ -87,7 +87,7 @@ def _plan_facts(report: PlanReport) -> list[tuple[str, str]]:
     machines = bought.machines
     if machines.startswith("1 x ") and "+" not in machines:
         machines = f"fits on one {machines.removeprefix('1 x ')}"
-    seconds = plan.cost_usd / plan.price_usd_per_hour * SECONDS_PER_HOUR
+    seconds = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=0.0) * SECONDS_PER_HOUR
     text = f"{machines}: {duration_text(seconds)} from start to end"
     if num_planned != report.num_train_rows:
         text = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import NOT_KNOWN, Table, table_text, usd_text
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
-from heterps_core.units import SAMPLES_PER_MILLION
+from heterps_core.units import SAMPLES_PER_MILLION, ratio
 from infra.billing.bill import Bill, WasteLine, waste_lines
 from tasks.judging.baseline import Baseline
 from tasks.learning import Learning
@@ -374,7 +375,9 @@ def taken_text(searches: Searches, asked: str) -> str:
         return ""
     if asked in searches.without_plan:
         return f"; {asked}, which was asked for, found no plan"
-    extra = searches.results[asked].plan.cost_usd / searches.chosen.plan.cost_usd - 1
+    extra = (
+        ratio(searches.results[asked].plan.cost_usd, searches.chosen.plan.cost_usd, otherwise=math.inf) - 1
+    )
     return f"; the plan of {asked}, which was asked for, costs {extra:.2%} more"
 
 

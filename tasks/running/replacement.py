@@ -13,6 +13,7 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.node.node_life import HEARTBEAT, LEAVING, node_key
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.units import ratio
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.failover import first_running_cluster
@@ -50,7 +51,7 @@ def replaced_machines(
     if not lost.is_noticed:
         end_nodes(workspace, cluster, lost.node_ids, run_id=run_id, reason=EndReason.GONE)
     forget_lost(run_directory, lost)
-    share = plans[0].price_usd_per_hour / provisioning.launch_plan.price_usd_per_hour
+    share = ratio(plans[0].price_usd_per_hour, provisioning.launch_plan.price_usd_per_hour, otherwise=1.0)
     with _launched_beside(
         workspace,
         cluster.provider,

@@ -112,9 +112,9 @@ def test_clock_times_width_gives_the_peak_of_a_cpu_unit():
     assert DEVICE_TYPES["cpu-m7a"].peak_fp32_flops_per_s == pytest.approx(32 * clock_hz["m7a.xlarge"])
 
 
-@pytest.mark.parametrize("price_usd_per_hour", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("price_usd_per_hour", [-1.0, float("nan"), float("inf")])
 def test_refuses_an_offer_without_a_real_price(price_usd_per_hour):
-    with pytest.raises(ConfigurationError, match=r"price of c7i\.xlarge must be a positive"):
+    with pytest.raises(ConfigurationError, match=r"price of c7i\.xlarge must be a number"):
         offer(price_usd_per_hour)
 
 

@@ -183,3 +183,15 @@ def test_what_cannot_be_bought_is_refused():
 
     with pytest.raises(ConfigurationError, match="rents in us-east-1"):
         check_markets(provider="aws", region="eu-west-1")
+
+
+@pytest.mark.parametrize(
+    "caps", [Caps(), Caps(max_usd_per_hour=1.0, max_usd_per_run=1.0, max_usd_per_month=1.0)]
+)
+def test_a_machine_that_is_owned_is_bought_for_nothing(caps):
+    free = replace(planned("cpu-c7i"), price_usd_per_hour=0.0, cost_usd=0.0, cost_lower_bound_usd=0.0)
+
+    bought = provision.fn(free, [replace(ON_DEMAND, price_usd_per_hour=0.0)], provider="local", caps=caps)
+
+    assert (bought.cloud_plan.price_usd_per_hour, bought.predicted_cost_usd) == (0.0, 0.0)
+    assert bought.cloud_plan.only(["stage0-node0"]).price_usd_per_hour == 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.disk_sweep import sweep_terms
-from heterps_core.planning.cost_model.instance_cover import InstanceCover
+from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_cost import (
@@ -25,6 +25,10 @@ from heterps_core.planning.cost_model.step_model import num_microbatches_of, ste
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.plans.scheduling_plan import Stage
+
+LEAST_USD_PER_HOUR = 1 / NANO_USD_PER_USD
+"""Of a unit in tables: where machines cost nothing, a search still takes few of them for a short time. Prices are
+told apart by so much, and what is reported has the price itself."""
 
 
 def segment_table(problem: SchedulingProblem, *, num_microbatches: int = 1) -> StageTable:
@@ -116,7 +120,7 @@ def _stage_table(
         sweep=sweep_terms(problem, sums),
         compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
         communication_parallel_fraction=np.array([each.boundary_fraction for each in terms]),
-        price_usd_per_hour=np.array([unit.price_usd_per_hour for unit in units]),
+        price_usd_per_hour=np.array([max(unit.price_usd_per_hour, LEAST_USD_PER_HOUR) for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
@@ -136,7 +140,8 @@ def _cover_prices(unit: UnitType) -> tuple[Floats, Floats]:
     )
     counts = range(unit.max_units + 1)
     prices = np.array([0.0, *map(cover.price_usd_per_hour, counts[1:])])
-    return prices, np.array([0.0, *map(cover.steady_usd_per_hour, counts[1:])]) - prices
+    added = np.array([0.0, *map(cover.steady_usd_per_hour, counts[1:])]) - prices
+    return np.maximum(prices, LEAST_USD_PER_HOUR * np.array(counts)), added
 
 
 def segment_row(first_layer: int, last_layer: int) -> int:

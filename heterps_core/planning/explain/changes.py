@@ -120,8 +120,9 @@ def _find_flip(
     problem: SchedulingProblem, device_type: str, stages: Sequence[Stage], *, is_used: bool
 ) -> PriceFlip:
     farthest = MOST_FACTOR if is_used else LEAST_FACTOR
-    factor, beyond = _first_flip(problem, device_type, tuple(stages), farthest)
     offer, price = _quoted_price(problem, device_type)
+    # No factor changes a price of nothing.
+    factor, beyond = _first_flip(problem, device_type, tuple(stages), farthest) if price else (None, ())
     return PriceFlip(
         device_type=device_type,
         is_used=is_used,

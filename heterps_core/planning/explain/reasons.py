@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import InfeasiblePlanError
+from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import (
     PlanEvaluation,
     StageEvaluation,
@@ -18,7 +19,7 @@ from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, wit
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.units import SECONDS_PER_HOUR
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 
 FARTHEST_FACTOR = 20.0
 """Plans that cost more than this many times the cheapest one are not looked for."""
@@ -122,13 +123,15 @@ def _role(
         other: seconds[other] * unit.price_usd_per_hour for other, unit in problem.device_types.items()
     }
     next_type = min((other for other in work_usd if other != name), key=work_usd.__getitem__, default="")
-    is_comparable = next_type != "" and seconds[name] > 0
+    is_comparable = next_type != "" and seconds[name] > 0 and work_usd[name] > 0
     return TypeRole(
         device_type=name,
         runs=tuple((part.stage.first_layer, part.stage.last_layer) for part in parts),
         num_units=sum(part.stage.num_replicas for part in parts),
         state_bytes=sum(problem.layers[index].state_bytes for index in layers),
-        price_share=sum(part.price_usd_per_hour for part in parts) / evaluation.price_usd_per_hour,
+        price_share=ratio(
+            sum(part.price_usd_per_hour for part in parts), evaluation.price_usd_per_hour, otherwise=0.0
+        ),
         next_type=next_type,
         next_cost_ratio=work_usd[next_type] / work_usd[name] if is_comparable else 0.0,
         next_time_ratio=seconds[next_type] / seconds[name] if is_comparable else 0.0,
@@ -170,4 +173,4 @@ def _unaffordable_seconds(problem: SchedulingProblem, device_type: str, limit_us
     """
     unit = problem.device_types[device_type]
     batches = problem.num_steps * problem.batch_size / problem.profile_batch_size
-    return limit_usd * SECONDS_PER_HOUR / (unit.price_usd_per_hour * batches)
+    return ratio(limit_usd * SECONDS_PER_HOUR, unit.price_usd_per_hour * batches, otherwise=LARGEST_NUMBER)

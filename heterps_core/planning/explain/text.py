@@ -19,6 +19,7 @@ from heterps_core.planning.explain.placement import layers_text, moves_text, pla
 from heterps_core.planning.explain.reasons import RunnerUp, TypeRole
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.text_table import WIDTH, labelled_lines, usd_text
+from heterps_core.units import ratio
 
 LEAST_SPEED_RATIO = 1.5
 """Of two units; less is no reason for a choice."""
@@ -78,7 +79,8 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     yield "one type", _single_types_text(explanation)
     if explanation.runner_up is not None:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
-    gap = explanation.cost_usd / explanation.cost_lower_bound_usd - 1
+    no_bound = math.inf if explanation.cost_usd else 1.0
+    gap = ratio(explanation.cost_usd, explanation.cost_lower_bound_usd, otherwise=no_bound) - 1
     proof = "no plan is cheaper" if gap == 0 else f"no plan is more than {gap:.2%} cheaper"
     yield "price", f"{usd_text(explanation.usd_per_million_samples)} for a million samples; proven: {proof}"
 
@@ -150,7 +152,7 @@ def _flip_text(flip: PriceFlip) -> str:
 def _floor_text(floor: FloorPrice, explanation: PlanExplanation) -> str:
     return (
         f"without the floor of {floor.floor_samples_per_s:,.0f} samples/s -{usd_text(floor.saving_usd)} "
-        f"({_percent_text(-floor.saving_usd / explanation.cost_usd)}): {plan_text(floor.stages)}"
+        f"({_percent_text(ratio(-floor.saving_usd, explanation.cost_usd, otherwise=0.0))}): {plan_text(floor.stages)}"
     )
 
 
@@ -170,7 +172,8 @@ def _spread_lines(explanation: PlanExplanation) -> Iterator[_Line]:
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
     if extra_usd <= explanation.cost_usd * SAME_COST:
         return "costs the same"
-    return f"+{usd_text(extra_usd)} ({_percent_text(extra_usd / explanation.cost_usd)})"
+    share = f" ({_percent_text(extra_usd / explanation.cost_usd)})" if explanation.cost_usd else ""
+    return f"+{usd_text(extra_usd)}{share}"
 
 
 def _percent_text(share: float) -> str:

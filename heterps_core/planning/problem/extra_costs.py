@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from heterps_core.errors import UnknownNameError
-from heterps_core.field_rules import NotNegative, Positive, Text, count
+from heterps_core.field_rules import NotNegative, Text, count
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 
 MAX_UNITS_PER_INSTANCE = 512
@@ -35,7 +35,8 @@ class InstanceSize:
 
     name: Text
     units: Annotated[int, count(MAX_UNITS_PER_INSTANCE)]
-    price_usd_per_hour: Positive
+    price_usd_per_hour: NotNegative
+    """0 for a machine that is owned or reserved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

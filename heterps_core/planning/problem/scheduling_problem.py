@@ -89,8 +89,9 @@ class UnitType(JsonDocument):
 
     json_form = JsonForm(omits_defaults=True)
 
-    price_usd_per_hour: Positive
-    """Of one unit at its cheapest: where `instances` are given, of the size with the least price per unit."""
+    price_usd_per_hour: NotNegative
+    """Of one unit at its cheapest: where `instances` are given, of the size with the least price per unit; 0 for
+    machines that are owned or reserved."""
 
     max_units: Annotated[int, count(MAX_UNITS)]
     """In the whole plan."""

@@ -79,7 +79,8 @@ class AwsPrices(LivePrices):
         """Check that boto3 knows of these regions."""
         import boto3
 
-        known = boto3.session.Session().get_available_regions("ec2")
+        with explained("name its regions"):
+            known = boto3.session.Session().get_available_regions("ec2")
         for name in names:
             if name not in known:
                 raise UnknownNameError("region of AWS", name, known)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import run_table
+from heterps_core.planning.cost_model.run_tables import LEAST_USD_PER_HOUR, run_table
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 POLICY_FILE = Path(__file__).with_name("placement_policy.safetensors")
@@ -54,7 +54,7 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
             [layer.communication_seconds for layer in layers],
         )
     )
-    price = np.array([unit.price_usd_per_hour for unit in units])
+    price = np.maximum([unit.price_usd_per_hour for unit in units], LEAST_USD_PER_HOUR)
     max_units = np.array([unit.max_units for unit in units])
     serial = np.array([1 - unit.compute_parallel_fraction for unit in units])
     serial_traffic = np.array([1 - unit.communication_parallel_fraction for unit in units])

