@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -110,3 +111,15 @@ def test_rows_in_the_order_of_one_column_of_times_need_not_be_in_that_of_another
     check = check_day(day("today", 1, born=pa.array(shuffled.astype(np.int32), pa.date32())), SCHEMA)
 
     assert check.findings == []
+
+
+def test_rows_must_be_in_the_order_of_the_column_that_the_schema_names(day):
+    shuffled = np.random.default_rng(0).permutation(ROWS)
+    table = day("today", 1, shown=pa.array(shuffled, pa.timestamp("s")))
+
+    check = check_day(table, replace(SCHEMA, time_column="shown"))
+
+    assert check.findings == [
+        "shown: rows are not in its order (50% are before their neighbour): sort them, as the "
+        "last are held out"
+    ]

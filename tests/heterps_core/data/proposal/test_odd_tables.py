@@ -235,3 +235,16 @@ def test_numbers_that_the_reader_refuses_are_left_out_with_its_words(tmp_path):
     assert [*left_out] == ["address", "size"]
     assert all("must be a finite number or empty, got '0x" in remark for remark in left_out.values())
     assert read_as_proposed(tmp_path / "x.csv") == NUM_ROWS
+
+
+def test_all_row_groups_of_the_sample_are_looked_at(tmp_path):
+    ids = pa.array([2.0**60 if row == 200 else float(row % 60) for row in range(NUM_ROWS)])
+    pq.write_table(clicks(user_id=ids), tmp_path / "x.parquet", row_group_size=100)
+
+    proposed = propose_schema(tmp_path / "x.parquet", source="x")
+
+    remark = next(seen.remark for seen in proposed.columns if seen.values.name == "user_id")
+    assert remark.startswith(
+        "is refused: column user_id must hold categories that can be told from each other"
+    )
+    assert read_as_proposed(tmp_path / "x.parquet") == NUM_ROWS
