@@ -90,7 +90,8 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
             them. One that names a single day is not cut into days.
 
     Raises:
-        DataError: A folder names a day in a form that is not known, or two days; or the source is a table with a log.
+        DataError: A folder names a day in a form that is not known, or two days, or a day has two spellings; or the
+            source is a table with a log.
     """
     path = source_path(source)
     is_folder, num_above = path.is_dir(), _num_above(path)
@@ -119,6 +120,12 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
             source,
             ", ".join(sorted(entry.name for entry in left_out)),
         )
+    for day, entries in days.items():
+        if len({_spelling(entry, num_above) for entry in entries}) > 1:
+            both = " and ".join(sorted({entry.name for entry in entries}))
+            raise DataError(
+                path, f"must name a day in one way, but {day} is {both}; leave one out by a pattern"
+            )
     return {day: tuple(days[day]) for day in sorted(days)}
 
 
@@ -235,6 +242,12 @@ def _day_of(entry: SourcePath, num_above: int) -> date | None:
         except ValueError as error:
             logger.warning("%s is left out: %s", name, error)
     return None
+
+
+def _spelling(entry: SourcePath, num_above: int) -> tuple[str, ...]:
+    """Return the keys of the folders that name the day of a file or folder, and whether it has hyphens."""
+    found = ((key, _DATE.fullmatch(value)) for key, value in partitions_in(entry.parts[num_above:]).items())
+    return tuple(f"{key}{date_found[2]}" for key, date_found in found if date_found)
 
 
 def _renamed(entry: SourcePath, old: date, new: date) -> str:

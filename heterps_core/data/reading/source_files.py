@@ -11,7 +11,9 @@ from urllib.parse import unquote
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.errors import DataError
 
-_LEFT_BY_WRITERS = re.compile(r"[._].*|.*(?:_\$folder\$|\.crc|\.tmp|\.partial|\._COPYING_|~)", re.DOTALL)
+_LEFT_BY_WRITERS = re.compile(
+    r"[._].*|.*(?:_\$folder\$|\.crc|\.tmp|\.partial|\.filepart|\.inprogress|\._COPYING_|~)", re.DOTALL
+)
 """Marks, checksums, footers without rows, and files that are still written."""
 
 _LOG_FOLDERS = {"_delta_log": "delta", ".hoodie": "hudi", "metadata": "iceberg"}

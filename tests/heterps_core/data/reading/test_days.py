@@ -257,3 +257,12 @@ def test_a_missing_day_of_years_and_months_is_named_as_the_others_are(tmp_path):
         DataError, match=r"must have a folder year=2026/month=12/day=01, which 2026-11-30 is judged"
     ):
         find_night(tmp_path, date(2026, 11, 30))
+
+
+@pytest.mark.parametrize("other", ["ds=20261109", "day=20261109", "dt=2026-11-09"])
+def test_a_day_that_is_there_in_two_spellings_is_refused(tmp_path, other):
+    make_days(tmp_path, "2026-11-09", "2026-11-10")
+    (tmp_path / other).mkdir()
+
+    with pytest.raises(DataError, match=rf"must name a day in one way, but 2026-11-09 is .*{other}"):
+        partitions_of(tmp_path)
