@@ -18,7 +18,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.service.prefect_connection import chosen_server, wait_for_server
 from flows.service.schedule import DEPLOYMENTS
-from infra.workspace import SERVICE_TIMEOUT_S, Workspace, answers
+from infra.workspace import HOME_VARIABLE, SERVICE_TIMEOUT_S, Workspace, answers
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
 """Prefect's own: the run that a process was started for."""
@@ -34,10 +34,18 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
         return None
     if not is_prefect_command(sys.argv, sys.orig_argv):
         return None
-    sys.argv[1:] = with_full_deployment_name(sys.argv[1:])
+    typed, sys.argv[1:] = sys.argv[1:], with_full_deployment_name(sys.argv[1:])
     server = chosen_server(Workspace.locate())
     if server is None or not answers(f"{server.api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
-        return None
+        if ctx.api_url or typed == sys.argv[1:]:
+            return None
+        # Prefect would start a server of its own, which knows no deployment, and end in a traceback.
+        print(
+            f"error: {Workspace.locate().root} must be served, but is not; start heterps serve there, or set "
+            f"{HOME_VARIABLE} to the workspace that is",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     return SetupResult(env=server.client_environment())
 
 

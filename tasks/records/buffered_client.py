@@ -116,6 +116,11 @@ class BufferedMlflowClient:
             try:
                 return self._perform(write)
             except Exception as problem:
+                if write.call != "create_run" and is_deleted(problem):
+                    logger.warning(
+                        "MLflow records nothing more of what was deleted there (%s)", first_line(problem)
+                    )
+                    return None
                 if not is_passing(problem):
                     raise
                 logger.warning(
@@ -171,6 +176,15 @@ def is_passing(problem: Exception) -> bool:
         return problem.error_code not in _FAULTS
     # What requests raises is an OSError; a file of ours that is not there is no matter of the store.
     return isinstance(problem, OSError | OperationalError) and not isinstance(problem, FileNotFoundError)
+
+
+def is_deleted(problem: Exception) -> bool:
+    """Tell whether an error says that what is asked for was deleted, as a person may do while it is written to."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(problem, MlflowException):
+        return False
+    return problem.error_code == "RESOURCE_DOES_NOT_EXIST" or "must be in the 'active' state" in str(problem)
 
 
 def _run_that_waits(stand_in: str, arguments: Mapping[str, Any]) -> Run:

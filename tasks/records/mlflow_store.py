@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlparse
 from heterps_core.errors import ConfigurationError
 from infra.loopback_guard import App
 from infra.workspace import TRACKING_VARIABLE, Workspace
-from tasks.records.buffered_client import BufferedMlflowClient, is_passing
+from tasks.records.buffered_client import BufferedMlflowClient, is_deleted, is_passing
 from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
 from tasks.records.record_outbox import Outbox, first_line
 
@@ -64,7 +64,14 @@ def store_must_answer(workspace: Workspace) -> Iterator[None]:
     try:
         yield
     except Exception as problem:
-        if not is_passing(problem):
+        if is_deleted(problem):
+            raise ConfigurationError(
+                f"what a run needs in MLflow must be there, but was deleted ({first_line(problem)}); restore it with "
+                f"mlflow runs restore or mlflow experiments restore, or start a new run"
+            ) from problem
+        # What answers there is none of MLflow's.
+        is_another = getattr(problem, "error_code", None) == "ENDPOINT_NOT_FOUND"
+        if not is_passing(problem) and not is_another:
             raise
         way_out = (
             "look with heterps doctor which process holds it"
@@ -157,6 +164,10 @@ def experiment_id(client: BufferedMlflowClient, workspace: Workspace, name: str 
 
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        if experiment.lifecycle_stage == "deleted":
+            # Its name stays taken until mlflow gc, and a night must be recorded.
+            logger.warning("the experiment %s was deleted in MLflow; it is restored to record this run", name)
+            client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
     # A server decides by itself where artifacts go.
     location = (workspace.artifacts_directory / name).as_uri() if workspace.has_own_tracking else None

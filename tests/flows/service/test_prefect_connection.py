@@ -5,10 +5,18 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from flows.service.prefect_connection import connect, project_environment, wait_for_server
+from flows.cli import main
+from flows.service.prefect_connection import (
+    PrefectServer,
+    chosen_server,
+    connect,
+    project_environment,
+    wait_for_server,
+)
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE, setup_environment
+from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError
-from infra.workspace import LOOPBACK, Workspace
+from infra.workspace import LOOPBACK, ServiceAddresses, Workspace
 
 
 def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_line(tmp_path, monkeypatch):
@@ -29,6 +37,90 @@ def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_l
     assert str(refused.value) == (
         f"Prefect's database must be usable, but {path}: database is locked; fuser -v {path}   (who holds it)"
     )
+
+
+class Answer(BaseHTTPRequestHandler):
+    """A server of something else, or one that is guarded."""
+
+    status = 200
+    body = b"<html>welcome</html>"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def answering_url():
+    with HTTPServer((LOOPBACK, 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        yield f"http://{LOOPBACK}:{server.server_port}/api"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b"<html>welcome</html>", "does not .*; start it, or unset PREFECT_API_URL"),
+        (200, b"[]", r"does not \(its answer is none of Prefect's\)"),
+        (404, b"{}", r"does not \(status 404\)"),
+        (500, b"", r"does not \(status 500\)"),
+        (401, b"{}", r"does not \(status 401, a wrong password or none\); set PREFECT_API_AUTH_STRING"),
+    ],
+)
+def test_a_server_that_the_user_named_and_is_none_is_refused_in_one_line(
+    tmp_path, monkeypatch, answering_url, status, body, told
+):
+    monkeypatch.setattr(Answer, "status", status)
+    monkeypatch.setattr(Answer, "body", body)
+    monkeypatch.setenv("PREFECT_API_URL", answering_url)
+
+    with pytest.raises(ConfigurationError, match=f"PREFECT_API_URL must be .*{told}") as refused:
+        chosen_server(Workspace(root=tmp_path)).check_answers()
+
+    assert "\n" not in str(refused.value)
+
+
+def test_a_server_that_is_down_is_refused_in_one_line_with_status_2(tmp_path, monkeypatch, capsys):
+    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=50, seed=0).path
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+    for name, value in project_environment(Workspace(root=tmp_path / "home")).items():
+        monkeypatch.setenv(name, value)  # so that it is restored afterwards
+
+    assert main(["train", "--data", str(clicks)]) == 2
+
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "http://127.0.0.1:9/api does not" in error
+
+
+def test_the_password_of_the_workspace_goes_to_its_own_server_alone(tmp_path, monkeypatch):
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    workspace = Workspace(root=tmp_path).create()
+    assert chosen_server(workspace) is None
+    workspace.write_services(
+        ServiceAddresses(
+            prefect_url="http://127.0.0.1:4200", mlflow_url="http://127.0.0.1:5000", supervisor_pid=1
+        )
+    )
+    own = PrefectServer("http://127.0.0.1:4200/api", workspace.password())
+
+    assert chosen_server(workspace) == own
+    monkeypatch.setenv("PREFECT_API_URL", "http://localhost:4200/api/")
+    assert chosen_server(workspace).password == own.password
+    monkeypatch.setenv("PREFECT_API_URL", "http://prefect.example/api")
+    assert chosen_server(workspace) == PrefectServer("http://prefect.example/api", None)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "team:secret")
+    assert chosen_server(workspace) == PrefectServer("http://prefect.example/api", "team:secret")
 
 
 class Health(BaseHTTPRequestHandler):

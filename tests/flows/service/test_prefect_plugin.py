@@ -1,6 +1,15 @@
-import pytest
+import logging
+import sys
 
-from flows.service.prefect_plugin import is_prefect_command, with_full_deployment_name
+import pytest
+from prefect.plugins import HookContext
+
+from flows.service.prefect_plugin import (
+    FLOW_RUN_VARIABLE,
+    is_prefect_command,
+    setup_environment,
+    with_full_deployment_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,3 +62,31 @@ def test_leaves_every_other_command_alone(typed):
 )
 def test_acts_only_inside_the_prefect_command(argv, original, expected):
     assert is_prefect_command(argv, original) is expected
+
+
+def test_a_deployment_of_a_workspace_that_nobody_serves_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    for name in ("PREFECT_API_URL", FLOW_RUN_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/prefect", "deployment", "run", "train-ctr"])
+
+    with pytest.raises(SystemExit) as ended:
+        setup_environment(ctx=HookContext("3.8.8", None, logging.getLogger))
+
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{tmp_path} must be served, but is not; start heterps serve" in error
+
+
+@pytest.mark.parametrize(
+    ("typed", "api_url"),
+    [("deployment ls", None), ("deployment run train-ctr", "http://prefect.example/api")],
+)
+def test_every_other_command_goes_on_where_nobody_serves(tmp_path, monkeypatch, typed, api_url):
+    for name in ("PREFECT_API_URL", FLOW_RUN_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/prefect", *typed.split()])
+
+    assert setup_environment(ctx=HookContext("3.8.8", api_url, logging.getLogger)) is None
