@@ -195,7 +195,8 @@ def test_a_run_that_has_waited_long_enough_is_refused(workspace, monkeypatch):
         pass
 
 
-def test_a_second_flow_run_of_one_run_is_refused_and_told_of_its_machines(workspace):
+def test_a_second_flow_run_of_one_run_is_refused_at_once_and_told_of_its_machines(workspace, caplog):
+    caplog.set_level(logging.INFO)
     with (
         only_fleet(workspace, "run-1", flow_run_id="first"),
         fleet(workspace, "run-1.2"),
@@ -204,6 +205,7 @@ def test_a_second_flow_run_of_one_run_is_refused_and_told_of_its_machines(worksp
     ):
         pass
     assert last_fleet(workspace) == FleetHolder(run_id="run-1", flow_run_id="first")
+    assert "waiting" not in caplog.text
 
 
 def test_machines_that_were_stopped_no_longer_refuse(workspace):

@@ -107,6 +107,7 @@ def write_steps(run, attempt, step, *, seconds_behind_loss):
 
 def test_a_loss_costs_the_fleets_price_until_its_last_step_is_trained_again(workspace, run):
     lose(workspace, run, 1)
+    write_steps(run, 0, 201, seconds_behind_loss=-9.0)
     write_steps(run, 0, 249, seconds_behind_loss=-3.0)
     write_steps(run, 1, 201, seconds_behind_loss=5.0)
     write_steps(run, 1, 230, seconds_behind_loss=6.0)

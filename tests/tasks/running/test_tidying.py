@@ -192,6 +192,14 @@ def test_a_run_that_holds_the_lock_of_the_fleet_keeps_its_files_and_is_not_kept_
     assert files_of(workspace.run_directory("resumed")) == set(FILES)
 
 
+def test_a_run_keeps_its_files_by_what_ended_last_of_its_record_and_its_machines(workspace):
+    for run_id, days_ago, machine_days_ago in [("record", 29, 31), ("machine", 31, 29), ("both", 31, 31)]:
+        add_run(workspace, run_id, days_ago=days_ago)
+        add_machine(workspace, run_id, ended_days_ago=machine_days_ago)
+
+    assert list(tidy_runs(workspace, ended_before=MONTH_AGO).removed) == ["both"]
+
+
 def test_where_the_record_was_lost_the_ledger_says_when_a_run_ended(workspace):
     for run_id, days_ago in [("old", 31), ("recent", 29)]:
         write_run(RunDirectory(str(workspace.run_directory(run_id))))
