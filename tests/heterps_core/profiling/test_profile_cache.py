@@ -4,10 +4,12 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.device_types import get_device_type
+from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.machine import Machine
+from heterps_core.profiling.machine import Machine, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
@@ -39,6 +41,18 @@ def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
 
     assert (first, second, measure.count) == (make_profile(), make_profile(), 1)
     assert [path.suffix for path in (tmp_path / "profiles").iterdir()] == [".json"]
+
+
+def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_types(tmp_path):
+    # A model of this name is nowhere: measuring it would fail.
+    key = make_key(machine=this_machine())
+    kept = ProfileCache(tmp_path, LayerProfile).get_or_measure(key, make_profile)
+
+    found = profile_model(REQUEST, GRAPH, ["local-cpu", "gpu-t4", "gpu-t4"], cache_directory=tmp_path)
+
+    assert list(found) == ["local-cpu", "gpu-t4"]
+    assert found["local-cpu"] == kept
+    assert found["gpu-t4"] == estimate_profile(GRAPH, kept, get_device_type("gpu-t4"))
 
 
 @pytest.mark.parametrize(
