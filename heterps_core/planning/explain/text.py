@@ -164,9 +164,11 @@ def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> 
 
 
 def _spread_lines(explanation: PlanExplanation) -> Iterator[_Line]:
-    if explanation.spreads:
-        spreads = sorted(explanation.spreads.items(), key=lambda item: -item[1])
-        yield "times", f"may be off by {', '.join(f'±{spread:.0%} ({name})' for name, spread in spreads)}"
+    alike: dict[str, list[str]] = {}
+    for name, spread in sorted(explanation.spreads.items(), key=lambda item: -item[1]):
+        alike.setdefault(f"±{spread:.0%}", []).append(name)
+    if alike:
+        yield "times", "; ".join(f"{spread} for {', '.join(names)}" for spread, names in alike.items())
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:
