@@ -227,11 +227,8 @@ def check_any_complete(tuning: Tuning, seconds: float) -> None:
             f"a trial must end with a finite loss, but {ended}; look at the numbers of numeric columns, or take "
             f"another model"
         )
-    needed = ""
-    if slow:
-        needed_s = min(trial.seconds * NUM_TURNS / max(trial.num_turns, 1) for trial in slow)
-        bound = "about" if all(trial.num_turns for trial in slow) else "more than"
-        needed = f"; one needs {bound} {needed_s / 60:.2g} minutes of a core"
+    needed_s = [trial.seconds * NUM_TURNS / trial.num_turns for trial in slow if trial.num_turns]
+    needed = f"; one needs about {min(needed_s) / 60:.2g} minutes of a core" if needed_s else ""
     raise ConfigurationError(
         f"the budget must last for one trial at least, but in {seconds / 60:.3g} minutes none came to its end on "
         f"{tuning.num_train_rows:,} rows ({ended or 'none began'}){needed}; raise it, or take fewer rows or a "
