@@ -10,7 +10,9 @@ import base64
 import hmac
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeAlias
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -23,6 +25,10 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 HEALTH_PATH = "/health"
 """Answered without a password, so that a supervisor can ask whether a server is up."""
+
+ROOT = 0
+_LISTENING = "0A"
+"""TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp has it."""
 
 _PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
 _SPOKEN_SCHEMES = ("http", "https")
@@ -43,6 +49,20 @@ def keep_loopback_from_proxies(environment: MutableMapping[str, str] = os.enviro
     listed = [name.strip() for name in named.split(",") if name.strip()]
     exceptions = ",".join([*listed, *(name for name in LOOPBACK_NAMES if name not in listed)])
     environment.update(dict.fromkeys(_PROXY_EXCEPTIONS, exceptions))
+
+
+def another_account_listens(port: int, *, table: Path = Path("/proc/net/tcp")) -> bool:
+    """Tell whether a port of loopback is held by another account, which must not be sent a password.
+
+    It may take the port of a server that has died. Where the kernel does not tell, nobody is called another.
+    """
+    with suppress(OSError, ValueError, IndexError):
+        for line in table.read_text().splitlines()[1:]:
+            fields = line.split()
+            is_listening = fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port
+            if is_listening and int(fields[7]) not in (os.geteuid(), ROOT):
+                return True
+    return False
 
 
 class LoopbackGuard:

@@ -19,10 +19,12 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_file import replace_json
 from heterps_core.training.storage.store import check_store_location
+from infra.loopback_guard import another_account_listens
 
 LAUNCH_SEPARATOR = "."
 
@@ -241,11 +243,13 @@ class Workspace:
         return None
 
     def recorded_services(self) -> ServiceAddresses | None:
-        """Return the addresses as last written, whether they answer or not."""
+        """Return the addresses as last written, whether they answer or not; none that another account has taken."""
         try:
-            return ServiceAddresses(**json.loads(self.services_path.read_text()))
+            addresses = ServiceAddresses(**json.loads(self.services_path.read_text()))
+            port = urlsplit(addresses.prefect_url).port
         except (OSError, ValueError, TypeError):
             return None
+        return None if port and another_account_listens(port) else addresses
 
 
 def _kept_secret(path: Path, drawn: bytes) -> bytes:

@@ -1,11 +1,13 @@
 import asyncio
 import base64
 import os
+import subprocess
 
 import httpx
 import pytest
 
-from infra.loopback_guard import LoopbackGuard, keep_loopback_from_proxies
+from infra.loopback_guard import LoopbackGuard, another_account_listens, keep_loopback_from_proxies
+from infra.workspace import ServiceAddresses, Workspace
 
 PASSWORD = "heterps:secret"
 SIGNED_IN = {"authorization": f"Basic {base64.b64encode(PASSWORD.encode()).decode()}"}
@@ -83,6 +85,42 @@ def test_a_socket_of_a_foreign_page_is_closed():
     foreign = {"host": "127.0.0.1:4200", "origin": "http://evil.example"}
 
     assert answered(foreign, kind="websocket", password=None) == {"type": "websocket.close", "code": 1008}
+
+
+LISTEN = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
+@pytest.mark.parametrize("user", [0, 65_534])
+def test_the_port_of_a_dead_server_that_another_account_took_is_not_this_users(tmp_path, user):
+    account = {"user": user, "group": user, "extra_groups": []}
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-I", "-c", LISTEN],
+        **account,
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as listener:
+        port = int(listener.stdout.readline())
+        workspace = Workspace(root=tmp_path)
+        addresses = ServiceAddresses(
+            prefect_url=f"http://127.0.0.1:{port}", mlflow_url="http://127.0.0.1:1", supervisor_pid=1
+        )
+        workspace.write_services(addresses)
+
+        assert workspace.recorded_services() == (None if user else addresses)
+        assert another_account_listens(port) is bool(user)
+        listener.stdin.close()
+
+    assert not another_account_listens(port)
+    assert workspace.recorded_services() == addresses
 
 
 @pytest.mark.parametrize(
