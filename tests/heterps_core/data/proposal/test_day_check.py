@@ -117,9 +117,6 @@ def test_rows_must_be_in_the_order_of_the_column_that_the_schema_names(day):
     shuffled = np.random.default_rng(0).permutation(ROWS)
     table = day("today", 1, shown=pa.array(shuffled, pa.timestamp("s")))
 
-    check = check_day(table, replace(SCHEMA, time_column="shown"))
+    (finding,) = check_day(table, replace(SCHEMA, time_column="shown")).findings
 
-    assert check.findings == [
-        "shown: rows are not in its order (50% are before their neighbour): sort them, as the "
-        "last are held out"
-    ]
+    assert finding.startswith("shown: rows are not in its order")
