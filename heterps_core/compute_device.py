@@ -5,6 +5,7 @@ Between the two they go through pinned memory, which a device reads and writes b
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def use_all_cores() -> None:
+    """Let torch use all cores of this process, where nothing else computes meanwhile; see `core_use`."""
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
 
 
 def require_cuda() -> None:

@@ -273,12 +273,10 @@ def judge_here(dataset: PreparedDataset, folder: Path, champion: Champion | None
 
 def _predictor(folder: Path) -> ClickPredictor:
     """Return an exported model, which may use all cores: nothing else computes meanwhile."""
-    import torch
-
-    from heterps_core.profiling.machine import num_cores
+    from heterps_core.compute_device import use_all_cores
     from heterps_core.serving.exported_model import ClickPredictor
 
-    torch.set_num_threads(num_cores())
+    use_all_cores()
     return ClickPredictor(folder)
 
 

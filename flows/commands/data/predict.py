@@ -45,10 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Predict, and print how many rows and how fast."""
-    import torch
-
+    from heterps_core.compute_device import use_all_cores
     from heterps_core.data.reading.readers import list_source_files
-    from heterps_core.profiling.machine import num_cores
     from heterps_core.serving.exported_model import ClickPredictor
     from heterps_core.serving.file_prediction import predict_files
     from tasks.records import model_registry
@@ -57,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
     files = list_source_files(options.data)
     version = model_registry.version_to_serve(workspace, options.version)
     predictor = ClickPredictor(model_registry.verified_folder(workspace, version))
-    torch.set_num_threads(num_cores())
+    use_all_cores()
     started_s = time.perf_counter()
     kept = [name.strip() for name in options.keep.split(",") if name.strip()]
     try:
