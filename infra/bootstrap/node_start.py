@@ -122,7 +122,7 @@ class Bootstrap:
     arguments: tuple[str, ...] = TRAINING_NODE
     lifetime_s: int = DEFAULT_LIFETIME_S
     run_key: bytes = field(default=b"", repr=False)
-    """Authenticates the checkpoints of the run; empty where nodes write none."""
+    """Proves that a process is of the run, and that its job, cluster and checkpoints are."""
 
     wheel: NodeWheel | None = None
     """The code that the node takes from the run directory; None takes what is installed on it."""

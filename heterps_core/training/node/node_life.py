@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RUN_DIRECTORY_VARIABLE = "HETERPS_RUN_DIR"
 RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
-"""The run's key in hexadecimal digits; not set on nodes that neither write nor read checkpoints."""
+"""The run's key in hexadecimal digits."""
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 GENERATION_VARIABLE = "HETERPS_GENERATION"
