@@ -70,7 +70,7 @@ def make_problem(
 ) -> SchedulingProblem:
     """Put profiles, offers, the job, the floor and what else is charged together.
 
-    The step is the trainer's with delayed updates, else the papers'; without an update mode by the number of steps.
+    The step is the trainer's, which drains where updates are not delayed: without an update mode, in short runs.
     Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the
     planning time with one more, that of the plan itself. Tables may lie on disks where some unit cannot hold them.
 
@@ -81,7 +81,6 @@ def make_problem(
     for name in device_types:
         instance_sizes(name, offers)
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
-    step_model = StepModel.TRAINER if update_mode == DELAYED else StepModel.PAPERS
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
     )
@@ -100,7 +99,7 @@ def make_problem(
                 interruptions_per_hour=interruptions_per_unit(name, in_zone),
                 price_usd_per_hour=prices[name],
                 max_units=MAX_UNITS,
-                step_model=step_model,
+                step_model=StepModel.TRAINER,
                 wire_dtype=wire_dtype,
                 reserved_bytes=reserved_bytes(
                     get_device_type(name),
@@ -121,8 +120,9 @@ def make_problem(
             num_epochs=num_epochs,
             throughput_floor_samples_per_s=throughput_floor_samples_per_s,
             extra_costs=extra_costs,
-            step_model=step_model,
+            step_model=StepModel.TRAINER,
             pause_share=pause_share(job.evaluated_share / num_epochs),
+            drains=update_mode != DELAYED,
             wire_dtype=wire_dtype,
         )
         # Tables with dynamic ids are in memory.

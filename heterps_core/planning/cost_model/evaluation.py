@@ -144,7 +144,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
     price = parts[steady].price_usd_per_hour + on_demand_usd
     parts[steady] = replace(parts[steady], price_usd_per_hour=price)
     slowest_seconds = max(part.seconds for part in parts)
-    if problem.step_model is StepModel.TRAINER and len(stages) > 1:
+    if problem.step_model is StepModel.TRAINER and (problem.drains or len(stages) > 1):
         load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
         slowest_seconds = max(slowest_seconds, simulate(load).step_seconds)
     throughput_samples_per_s = problem.batch_size / slowest_seconds

@@ -37,7 +37,7 @@ import numpy as np
 from heterps_core.planning.cost_model.stage_cost import boundary_seconds, replicated_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import delayed_microbatches
+from heterps_core.training.job import default_microbatches, delayed_microbatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,11 +144,15 @@ def pacing_replicas(microbatch_rows: Any, num_replicas: Any) -> Any:
 def num_microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:
     """Return m of the trainer's step for a plan of S stages; 1 in the papers' model, which has none.
 
+    A step that drains has the trainer's `default_microbatches`; its formula is a lower bound, and the simulation adds
+    the time in which stages fill and drain.
+
     Example: with batches of 4,096, plans of 1 to 5 stages have 1, 4, 8, 16 and 16.
     """
     if problem.step_model is StepModel.PAPERS:
         return 1
-    return delayed_microbatches(problem.batch_size, num_stages=num_stages)
+    microbatches = default_microbatches if problem.drains else delayed_microbatches
+    return microbatches(problem.batch_size, num_stages=num_stages)
 
 
 @dataclass(frozen=True, slots=True)

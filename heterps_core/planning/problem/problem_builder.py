@@ -99,6 +99,7 @@ def build_problem(
     throughput_floor_samples_per_s: float,
     extra_costs: ExtraCosts = NO_EXTRA_COSTS,
     step_model: StepModel = StepModel.PAPERS,
+    drains: bool = False,
     pause_share: float = 0.0,
     wire_dtype: str = "float32",
 ) -> SchedulingProblem:
@@ -152,6 +153,7 @@ def build_problem(
         extra_costs=extra_costs,
         single_replica_communicates=False,
         step_model=step_model,
+        drains=drains,
         pause_share=pause_share,
     )
 

@@ -181,6 +181,9 @@ class SchedulingProblem(JsonDocument):
 
     step_model: StepModel = StepModel.PAPERS
 
+    drains: bool = False
+    """By the trainer's step: updates are not delayed, so a pipeline fills and drains in each step."""
+
     pause_share: NotNegative = 0.0
     """What checkpoints and the evaluation behind the last step add to the time of all steps, as a share of it."""
 

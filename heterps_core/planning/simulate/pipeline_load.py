@@ -101,7 +101,7 @@ def pipeline_load(
             f"a batch of {problem.batch_size} rows must be cut into 1 to {problem.batch_size} micro-batches, "
             f"got {num_microbatches}"
         )
-    drains = problem.step_model is StepModel.PAPERS
+    drains = problem.drains or problem.step_model is StepModel.PAPERS
     if not problem.single_replica_communicates:
         problem = replace(problem, step_model=StepModel.TRAINER)
     sweeps = [stage_sweep(problem, stage, num_microbatches=num_microbatches) for stage in stages]

@@ -58,8 +58,9 @@ def simulate_plan(
         ConfigurationError: The stages do not fit the problem, or the batch cannot be cut so.
     """
     if num_microbatches is None:
-        of_step = {StepModel.TRAINER: delayed_microbatches, StepModel.PAPERS: default_microbatches}
-        num_microbatches = of_step[problem.step_model](problem.batch_size, num_stages=len(stages))
+        drains = problem.drains or problem.step_model is StepModel.PAPERS
+        microbatches = default_microbatches if drains else delayed_microbatches
+        num_microbatches = microbatches(problem.batch_size, num_stages=len(stages))
     evaluation = evaluate(problem, stages)
     load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
     return PlanSimulation(

@@ -281,3 +281,20 @@ def test_the_optimum_is_found_where_more_micro_batches_make_a_stage_faster(seed)
 
     assert (many.seconds(replicas) < few.seconds(replicas)).any()
     assert found.cost_usd == pytest.approx(cheapest_by_trying_all(problem), rel=1e-9)
+
+
+def test_a_step_that_drains_is_promised_as_it_is_simulated_and_a_lone_worker_has_nothing_to_drain():
+    delayed = trainer_problem(3)
+    sync = replace(delayed, drains=True)
+    first, second = delayed.device_type_names[:2]
+    alone = (Stage(0, 3, first, 1),)
+    pipeline = (Stage(0, 1, first, 2), Stage(2, 3, second, 1))
+
+    assert evaluate(sync, alone).throughput_samples_per_s == pytest.approx(
+        evaluate(delayed, alone).throughput_samples_per_s
+    )
+    promised = evaluate(sync, pipeline)
+    load = pipeline_load(sync, pipeline, num_microbatches=promised.num_microbatches)
+    assert load.drains
+    assert promised.throughput_samples_per_s == pytest.approx(sync.batch_size / simulate(load).step_seconds)
+    assert simulate(load).step_seconds > max(part.seconds for part in promised.stages)
