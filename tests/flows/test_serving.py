@@ -172,7 +172,7 @@ def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
     lines = service.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [completed["id"]]}}})
 
     assert "tasks.running.progress" in {line["name"] for line in lines}
-    assert any("at list prices; a dry run" in line["message"] for line in lines)
+    assert any("promised" in line["message"] for line in lines)
 
 
 def test_the_status_shows_what_is_served(service):
