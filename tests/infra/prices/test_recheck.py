@@ -4,7 +4,7 @@ from datetime import timedelta
 import pytest
 
 from heterps_core.hardware import Market
-from infra.prices.live_prices import recheck
+from infra.prices.live_prices import Recheck, recheck
 from tests.infra.builders import offer, plan
 from tests.infra.prices.aws_answers import (
     NOW,
@@ -70,3 +70,14 @@ def test_a_price_that_is_not_answered_stays_as_planned_and_is_told(is_refused):
     assert result.applied_to(plan(ON_DEMAND, ON_SPOT)) == plan(ON_DEMAND, ON_SPOT)
     assert result.moves == ()
     assert len(result.problems) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "share"), [(0.0, 0.04, "+100%"), (0.04, 0.0, "-100%"), (0.0, 0.0, None)]
+)
+def test_a_price_of_nothing_moves_where_it_is_one_no_longer(old, new, share):
+    before, now = offer(price_usd_per_hour=old), offer(price_usd_per_hour=new)
+
+    moves = Recheck(offers={before: now}, problems=()).moves
+
+    assert [move.rpartition("(")[2].rstrip(")") for move in moves] == ([share] if share else [])
