@@ -67,6 +67,11 @@ class ServedWorkspace:
         home.mkdir(exist_ok=True)
         self.process = self._start()
 
+    @property
+    def sign_in(self) -> str:
+        """The header Authorization of requests to both servers."""
+        return f"Basic {base64.b64encode(self.workspace.password().encode()).decode()}"
+
     def restart(self) -> None:
         """Start `make serve` again, on the same ports; the one before must have ended."""
         assert self.process.poll() is not None
@@ -117,10 +122,7 @@ class ServedWorkspace:
         request = urllib.request.Request(
             f"{self.api_url}{path}",
             data=json.dumps(body).encode(),
-            headers={
-                "content-type": "application/json",
-                "authorization": f"Basic {base64.b64encode(self.workspace.password().encode()).decode()}",
-            },
+            headers={"content-type": "application/json", "authorization": self.sign_in},
         )
 
         def answer() -> bytes | None:

@@ -76,6 +76,8 @@ def run(*, seed: int = 0, num_cases: int = 5, keep: Path | None = None) -> list[
                 )
                 train(service, clicks, num_nights=num_cases)
             with open_browser() as browser:
+                browser.call("Network.enable")
+                browser.call("Network.setExtraHTTPHeaders", headers={"authorization": service.sign_in})
                 return [draw(browser, page) for page in pages_of(service, folder, num_nights=num_cases)]
         finally:
             service.stop()

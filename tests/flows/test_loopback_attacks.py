@@ -1,6 +1,5 @@
 """What another account of the machine, or a page in this user's browser, can do to a workspace that is served."""
 
-import base64
 import json
 import os
 import subprocess
@@ -80,11 +79,6 @@ def status(service, method, path, body=None, *, user=0, **headers):
     return int(run_as(user, ASK, json.dumps(asked)))
 
 
-def sign_in(service):
-    password = service.workspace.password_path.read_bytes()
-    return f"Basic {base64.b64encode(password).decode()}"
-
-
 ATTACKS = [
     ("POST", "prefect/deployments/filter", "{}"),
     ("PATCH", "prefect/deployments/00000000-0000-0000-0000-000000000000", '{"pull_steps": []}'),
@@ -117,7 +111,7 @@ def test_another_account_is_asked_for_a_password_that_it_cannot_read(service, me
 def test_a_foreign_page_is_refused_even_where_the_browser_knows_the_password(
     service, method, path, body, of_page
 ):
-    assert status(service, method, path, body, authorization=sign_in(service), **of_page) == 403
+    assert status(service, method, path, body, authorization=service.sign_in, **of_page) == 403
 
 
 @pytest.mark.root
@@ -136,12 +130,12 @@ def test_another_account_reads_nothing_of_the_workspace(service, name):
 def test_no_request_replaces_the_files_of_a_model_even_with_the_password(service):
     path = "mlflow/api/2.0/mlflow-artifacts/artifacts/0/m/artifacts/MLmodel"
 
-    assert status(service, "PUT", path, "loader_module: evil", authorization=sign_in(service)) == 503
+    assert status(service, "PUT", path, "loader_module: evil", authorization=service.sign_in) == 503
 
 
 def test_the_user_is_answered_with_the_password_that_was_printed_once(service):
     password = service.workspace.password()
-    known = {"authorization": sign_in(service), "content_type": "application/json"}
+    known = {"authorization": service.sign_in, "content_type": "application/json"}
 
     assert service.output.read_text().count(password) == 1
     assert service.workspace.password_path.stat().st_mode & 0o777 == 0o600
