@@ -86,7 +86,7 @@ def test_what_a_row_does_not_name_is_missing(model):
         ),
         ({**COLUMNS, "site": np.array([["x"], ["y"]])}, "column site must hold texts or numbers"),
         ({**COLUMNS, "site": [{"a": 1}, {}]}, "column site must hold texts or numbers"),
-        ({**COLUMNS, "site": [object(), 1]}, "column site must hold texts or numbers"),
+        ({**COLUMNS, "site": [Ellipsis, 1]}, "column site must hold texts or numbers"),
         ({**COLUMNS, "price": [[1.5], [2.5]]}, "column price must hold numbers, got values of type list"),
         ({**COLUMNS, "price": ["cheap", 1]}, "column price must hold numbers, got 'cheap'"),
         ({**COLUMNS, "price": [{}, 1]}, "column price must hold texts or numbers, got values of type dict"),

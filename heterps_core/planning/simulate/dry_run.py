@@ -16,6 +16,7 @@ from heterps_core.planning.problem.problem_builder import ROUND_TRIP_MESSAGES
 from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.units import MS_PER_S
 
 PRICE_USD_PER_HOUR = 1.0
 """A dry run's price is not predicted, but the contract wants a positive one."""
@@ -96,9 +97,9 @@ def dry_run_problem(
 ) -> tuple[SchedulingProblem, tuple[Stage, ...]]:
     """Return a dry run as a planning problem of its own, and its stages with that problem's device types.
 
-    Each stage becomes a device type "<name>-stage-<i>". So each can have its own alpha, from its own layers, and
-    neighbours differ in type, as the contract asks. Replica counts are known here, so in-stage communication is
-    exact: a beta of 1 divides it by k, and each layer's seconds are k times what one replica sends.
+    Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
+    Replica counts are known here, so computing and in-stage communication are exact: an alpha and a beta of 1 divide
+    them by k, and each layer's seconds are k times those of one replica.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -121,7 +122,16 @@ def dry_run_problem(
             is_sharded=layer.is_sharded,
             state_bytes=layer.state_bytes,
             output_bytes_per_sample=layer.output_bytes_per_sample,
-            compute_seconds=dict.fromkeys(names, profile.compute_seconds(index, batch_size=batch_size)),
+            compute_seconds=dict.fromkeys(
+                names,
+                _nominal_compute_seconds(
+                    profile,
+                    index,
+                    num_replicas=stages[stage_of_layer[index]].num_replicas,
+                    batch_size=batch_size,
+                    num_microbatches=num_microbatches,
+                ),
+            ),
             communication_seconds=dict.fromkeys(
                 names,
                 _nominal_seconds(
@@ -150,9 +160,7 @@ def dry_run_problem(
                 max_units=stage.num_replicas,
                 memory_bytes=UNLIMITED_BYTES,
                 bandwidth_bytes_per_s=profile.boundary_link.bandwidth_bytes_per_s,
-                compute_parallel_fraction=profile.compute_parallel_fraction(
-                    batch_size=batch_size, layers=slice(stage.first_layer, stage.last_layer + 1)
-                ),
+                compute_parallel_fraction=1.0,
                 communication_parallel_fraction=1.0,
             )
             for name, stage in zip(names, stages, strict=True)
@@ -160,6 +168,28 @@ def dry_run_problem(
     )
     renamed = tuple(replace(stage, device_type=name) for stage, name in zip(stages, names, strict=True))
     return problem, renamed
+
+
+def _nominal_compute_seconds(
+    profile: LayerProfile, layer: int, *, num_replicas: int, batch_size: int, num_microbatches: int
+) -> float:
+    r"""Return k times what one of k replicas computes for B_o of the B samples of a training batch.
+
+    .. math:: \frac{k B_o}{B} \Big(U + m F + \frac{B}{k} V\Big)
+
+    with m micro-batches, V the seconds of a sample and F those of a micro-batch of any size, from the times at B_o
+    and at half of it, and U a dense update, which is done once.
+    """
+    dense_update = 0.0 if profile.timings[layer].is_sharded else profile.timings[layer].update.median_ms
+    whole, half = (
+        timings[layer].compute_ms(update_share=0.0)
+        for timings in (profile.timings, profile.half_batch_timings)
+    )
+    per_sample = (whole - half) / (profile.batch_size - profile.half_batch_size)
+    per_sample = min(max(per_sample, 0.0), whole / profile.batch_size)
+    per_microbatch = whole - per_sample * profile.batch_size
+    milliseconds = dense_update + num_microbatches * per_microbatch + batch_size / num_replicas * per_sample
+    return num_replicas * profile.update_share(batch_size) * milliseconds / MS_PER_S
 
 
 def _nominal_seconds(
