@@ -59,12 +59,16 @@ def _columns(given: Any, schema: DataSchema) -> Columns:
 
     columns: dict[str, Any]
     if isinstance(given, pd.DataFrame):
+        doubled = {str(name) for name in given.columns[given.columns.duplicated()]}
+        if twice := sorted(doubled.intersection((*schema.numeric_columns, *schema.slot_columns))):
+            raise DataError(SOURCE, f"must name each column once, but have {twice[0]!r} twice")
         columns = {str(name): column for name, column in given.items()}
         return columns
     if isinstance(given, Mapping):
         is_row = any(_is_plain(value) for name, value in given.items() if name not in schema.list_columns)
-        return {str(name): [_unwrapped(value)] if is_row else value for name, value in given.items()}
-    if isinstance(given, list | np.ndarray) and len(given) and all(isinstance(row, Mapping) for row in given):
+        return {str(name): _unwrapped_column([value] if is_row else value) for name, value in given.items()}
+    is_list = isinstance(given, list) or getattr(given, "ndim", 0) == 1
+    if is_list and len(given) and all(isinstance(row, Mapping) for row in given):
         names = dict.fromkeys(name for row in given for name in row)
         return {str(name): [_unwrapped(row.get(name)) for row in given] for name in names}
     raise DataError(
@@ -76,6 +80,12 @@ def _columns(given: Any, schema: DataSchema) -> Columns:
 
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str | bytes) or not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0
+
+
+def _unwrapped_column(values: Any) -> Any:
+    """Return a column; of one of objects, as MLflow makes them where a JSON null is among them, each unwrapped."""
+    is_of_objects = isinstance(values, list) or getattr(values, "dtype", None) == np.dtype(object)
+    return [*map(_unwrapped, values)] if is_of_objects else values
 
 
 def _unwrapped(value: Any) -> Any:

@@ -42,6 +42,20 @@ def test_each_form_of_a_request_gives_the_same_probabilities(model, expected, bo
     assert model.predict(infer_and_parse_data(json.loads(json.dumps(body)))).tolist() == expected
 
 
+@pytest.mark.filterwarnings("ignore:.*Any type hint is inferred")
+def test_null_in_a_request_is_a_missing_value_in_each_form(model):
+    from mlflow.pyfunc.scoring_server import infer_and_parse_data
+
+    rows = [{"price": None, "site": "x", "banner": None}, {"price": 2.5, "site": None, "banner": "c5"}]
+    expected = model.predict(pd.DataFrame(rows)).tolist()
+    for body in (
+        {"instances": rows},
+        {"inputs": rows},
+        {"inputs": {name: [row[name] for row in rows] for name in COLUMNS}},
+    ):
+        assert model.predict(infer_and_parse_data(json.loads(json.dumps(body)))).tolist() == expected
+
+
 @pytest.mark.parametrize(
     "given",
     [
@@ -75,6 +89,11 @@ def test_what_a_row_does_not_name_is_missing(model):
         ([[1.5, "x", "c0"]], "must name their columns, as a DataFrame, .* got list"),
         (np.zeros((2, 3)), "must name their columns, as a DataFrame, .* got ndarray"),
         ([], "must name their columns"),
+        (np.array("x"), "must name their columns, .* got ndarray"),
+        (
+            pd.DataFrame(ROWS, columns=["price", "site", "banner", "site"]),
+            "must name each column once, but have 'site' twice",
+        ),
         ("x", "must name their columns, .* got str"),
         (None, "must name their columns, .* got NoneType"),
         ({}, "must have the columns price, site, banner"),

@@ -37,9 +37,12 @@ def entries_of(folder: SourcePath) -> list[SourcePath]:
     """Return the data files and the folders directly in a folder.
 
     Raises:
-        DataError: It is a table of Delta, Iceberg or Hudi.
+        DataError: It is a table of Delta, Iceberg or Hudi, or cannot be listed.
     """
-    entries: list[SourcePath] = list(folder.iterdir())
+    try:
+        entries: list[SourcePath] = list(folder.iterdir())
+    except OSError as error:
+        raise DataError(folder, f"cannot be listed: {error.strerror}") from error
     for entry in entries:
         if entry.name == _HUDI_PARTITION or _is_log(entry):
             raise _table_with_log(folder, entry)
@@ -90,12 +93,17 @@ def data_files_of(folder: SourcePath) -> list[SourcePath]:
     """Return the data files of a folder and of its partitions, which are folders named key=value, in time order.
 
     Raises:
-        DataError: It holds another folder with files, which may or may not be meant, or is a table with a log.
+        DataError: It holds another folder with files, which may or may not be meant, or a link to none, or is a
+            table with a log.
     """
     files: list[SourcePath] = []
     for entry in entries_of(folder):
         if entry.is_file():
             files.append(entry)
+        elif not entry.exists():
+            raise DataError(
+                entry, "is a link that leads to no file; get the file, or delete the link to leave it out"
+            )
         elif "=" in entry.name:
             files += data_files_of(entry)
         elif any(found.is_file() for found in entry.rglob("*")):

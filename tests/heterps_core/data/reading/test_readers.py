@@ -11,6 +11,7 @@ from heterps_core.data.reading.bucket_path import source_path
 from heterps_core.data.reading.days import partitions_of
 from heterps_core.data.reading.feature_columns import read_columns
 from heterps_core.data.reading.readers import check_columns, holds_rows, list_source_files, read_rows
+from heterps_core.data.reading.source_files import data_files_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import DataError
 from tests.heterps_core.data.synthetic_rows import COLUMNS, criteo_lines, write_lines
@@ -126,6 +127,32 @@ def test_partitions_of_something_else_than_time_have_no_latest_rows(tmp_path):
     in_an_order = sorted(tmp_path.glob("region=*"))
     both = prepare_dataset(in_an_order, schema=CRITEO_SCHEMA, out_dir=tmp_path / "both")
     assert (one.manifest.num_rows, both.manifest.num_rows) == (5, 10)
+
+
+def test_links_are_files_and_folders_and_one_to_nothing_is_refused(tmp_path):
+    source, kept = tmp_path / "source", tmp_path / "kept"
+    source.mkdir()
+    kept.mkdir()
+    write_lines(kept / "a.tsv", ["x"])
+    (source / "hour=1").symlink_to(kept)
+    (source / "b.tsv").symlink_to(kept / "a.tsv")
+    assert list_source_files(source) == (source / "b.tsv", source / "hour=1" / "a.tsv")
+
+    (source / "c.tsv").symlink_to(kept / "was-never-fetched")
+    with pytest.raises(DataError, match=r"c\.tsv: is a link that leads to no file; get the file"):
+        list_source_files(source)
+
+
+def test_a_folder_that_holds_a_link_to_itself_is_refused(tmp_path):
+    (tmp_path / "hour=1").symlink_to(tmp_path)
+
+    with pytest.raises(DataError, match="hour=1: is a link that leads to no file"):
+        list_source_files(tmp_path)
+
+
+def test_a_folder_that_cannot_be_listed_is_named_with_the_cause(tmp_path):
+    with pytest.raises(DataError, match="gone: cannot be listed: No such file or directory"):
+        data_files_of(tmp_path / "gone")
 
 
 def test_a_pattern_takes_the_files_that_match(tmp_path):
