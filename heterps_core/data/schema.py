@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.features import (
     BUCKET_ROWS,
     MEAN,
@@ -77,7 +78,7 @@ class DataSchema(JsonDocument):
     label_column: str = ""
 
     label_positive: tuple[str, ...] = ("1", "1.0")
-    """Texts of the label that mean a click; anything that is in neither list is an error."""
+    """Texts of the label, in any form, that mean a click; anything that is in neither list is an error."""
 
     label_negative: tuple[str, ...] = ("0", "0.0")
     label_columns: tuple[str, ...] = ()
@@ -295,7 +296,11 @@ def _check_label_values(schema: DataSchema) -> None:
     ):
         if not values:
             raise ConfigurationError(f"{what} must hold at least one text, got none")
-    both = sorted(set(schema.label_positive) & set(schema.label_negative))
+    positive, negative = (
+        {*texts, *map(canonical_text, texts)} for texts in (schema.label_positive, schema.label_negative)
+    )
+    # Several texts stand for no value, of which each may be a label.
+    both = sorted((positive & negative - {""}) | ({*schema.label_positive} & {*schema.label_negative}))
     if both:
         raise ConfigurationError(f"a label cannot be positive and negative at once, but {both[0]!r} is")
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.proposal.column_checks import best_time_column, times_of
 from heterps_core.data.proposal.column_roles import (
     CATEGORICAL,
@@ -237,10 +238,10 @@ def _label_texts(file: SourcePath, label: SampledColumn) -> tuple[tuple[str, ...
     A value may have several texts, such as 1 and 1.0, or yes and Yes.
     """
     counts = {each["values"]: each["counts"] for each in pc.value_counts(label.texts).to_pylist()}
-    groups: dict[str | float, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for text in counts:
         if text is not None:
-            groups.setdefault(_label_value(text), []).append(text)
+            groups.setdefault(canonical_text(text).lower(), []).append(text)
     if None in counts or len(groups) != 2:
         raise DataError(
             file,
@@ -253,13 +254,6 @@ def _label_texts(file: SourcePath, label: SampledColumn) -> tuple[tuple[str, ...
     positive = called[0] if len(called) == 1 else rarer
     negative = both[1] if positive is both[0] else both[0]
     return tuple(positive), tuple(negative)
-
-
-def _label_value(text: str) -> str | float:
-    try:
-        return float(text)
-    except ValueError:
-        return text.strip().lower()
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -113,27 +113,32 @@ def _are_weights(values: npt.NDArray[np.float64]) -> bool:
 
 
 def _labels(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> npt.NDArray[np.uint8] | None:
-    """Return 1 and 0 for the schema's label texts, or None where any other text stands."""
+    """Return 1 and 0 for the schema's label texts in any form, or None where any other text stands."""
     texts = clean(column, schema, is_padded=is_padded)
-    known = texts.dictionary if pa.types.is_dictionary(texts.type) else texts
+    texts = texts if pa.types.is_dictionary(texts.type) else texts.dictionary_encode()
+    if texts.null_count:
+        return None
+    known, indices = texts.dictionary.to_pylist(), texts.indices.to_numpy()
     is_click, is_none = (
-        pc.is_in(known, pa.array(values, pa.string())).to_numpy(zero_copy_only=False)
+        np.array([_is_one_of(text, values) for text in known], dtype=bool)[indices]
         for values in (schema.label_positive, schema.label_negative)
     )
-    if known is not texts:
-        if texts.null_count:
-            return None
-        indices = texts.indices.to_numpy()
-        is_click, is_none = is_click[indices], is_none[indices]
-    clicks: npt.NDArray[np.bool_] = is_click
-    return clicks.view(np.uint8) if bool((is_click | is_none).all()) else None
+    return is_click.view(np.uint8) if bool((is_click | is_none).all()) else None
+
+
+def _is_one_of(text: str | None, values: Sequence[str]) -> bool:
+    """Tell whether a label's text is one of some, in any form but that of a missing value: 1.00 and True for 1."""
+    if text is None or text in values:
+        return text is not None
+    form = canonical_text(text)
+    return form != "" and form in map(canonical_text, values)
 
 
 def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None:
     """Return which rule a row breaks, with the value and the fix; None if it is good."""
     for column in schema.labels:
         label = row[column]
-        if label is None or label not in (*schema.label_positive, *schema.label_negative):
+        if not _is_one_of(label, (*schema.label_positive, *schema.label_negative)):
             return (
                 f"the label (column {column}) must be {' or '.join(schema.label_positive)} for a click "
                 f"and {' or '.join(schema.label_negative)} for none, got {shorten(label or '')}"

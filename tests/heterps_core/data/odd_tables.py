@@ -225,6 +225,7 @@ ODD_LABELS: dict[str, tuple[pa.Array, str]] = {
     "dictionary": (_some(["yes", "no", "no"]).dictionary_encode(), ""),
     "bool8": (pa.ExtensionArray.from_storage(pa.bool8(), _some([1, 0, 0], pa.int8())), ""),
     "binary": (_some([b"1", b"0", b"0"]), ""),
+    "several forms": (_some(["1.0", "0", "True", "False", "0.0"]), ""),
     "NaN": (_some([1.0, 0.0, np.nan]), "a value in every row"),
     "null": (pa.nulls(NUM_ROWS), "a value in every row"),
     "list": (_some([[1], [0]]), "must hold texts or numbers"),

@@ -92,6 +92,7 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ({"count_columns": ["age"]}, "count_columns must also be numeric_columns, but 'age' is not"),
         ({"column_names": ["click"]}, "column_names must hold every column in use, but lacks 'site'"),
         ({"label_positive": ["yes"], "label_negative": ["yes"]}, "positive and negative at once"),
+        ({"label_positive": ["1"], "label_negative": ["0", "1.0"]}, "at once, but '1' is"),
         ({"label_negative": []}, "label_negative must hold at least one text"),
         ({"separator": "::"}, "separator must be one ASCII character"),
         ({"separator": ""}, "separator must be one ASCII character"),

@@ -43,12 +43,31 @@ def test_reads_columns_by_name_and_casts_their_types(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "labels", [[True, False, True], [1.0, 0.0, 1.0], ["1", "0", "1"], pa.array([1, 0, 1], pa.int8())]
+    "labels",
+    [
+        [True, False, True],
+        [1.0, 0.0, 1.0],
+        ["1", "0", "1"],
+        pa.array([1, 0, 1], pa.int8()),
+        pa.array([1, 0, 1], pa.decimal128(10, 2)),
+        ["True", "0.00", "+1"],
+    ],
 )
-def test_labels_may_be_of_any_plain_type(tmp_path, labels):
-    (batch,) = read_rows([write_parquet(tmp_path, click=labels)], CLICKS)
+@pytest.mark.parametrize("positive", ["1", "1.0", "true"])
+def test_labels_may_be_of_any_plain_type_and_form(tmp_path, labels, positive):
+    schema = replace(CLICKS, label_positive=(positive,), label_negative=("0",))
+    (batch,) = read_rows([write_parquet(tmp_path, click=labels)], schema)
 
     assert batch.labels.tolist() == [1, 0, 1]
+
+
+def test_a_missing_label_is_none_of_its_texts_in_another_form(tmp_path):
+    schema = replace(CLICKS, label_positive=("1",), label_negative=("None",))
+    (batch,) = read_rows([write_parquet(tmp_path, click=["1", "None", "1"])], schema)
+    assert batch.labels.tolist() == [1, 0, 1]
+
+    with pytest.raises(DataError, match=r"row 2: the label .* got ''"):
+        list(read_rows([write_parquet(tmp_path, click=["1", "", "1"])], schema))
 
 
 @pytest.mark.parametrize(

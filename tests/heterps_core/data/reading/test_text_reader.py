@@ -119,6 +119,13 @@ def test_padded_fields_labels_by_text_and_missing_markers(tmp_path):
     assert texts == [["clerk", None, "baker"], [None, "Peru", "Chad"]]
 
 
+def test_labels_are_read_in_any_form(tmp_path):
+    schema = DataSchema(name="clicks", label_column="click", categorical_columns=("site",))
+    path = write_lines(tmp_path / "rows.csv", ["click,site", "True,a", "0.00,b", "1,c", "false,d"])
+
+    assert read_all(path, schema)[0] == [1, 0, 1, 0]
+
+
 def test_many_gzip_members_in_one_file_are_one_file(tmp_path):
     path = tmp_path / "rows.tsv.gz"
     path.write_bytes(b"".join(gzip.compress(line.encode() + b"\n") for line in criteo_lines(3)))
