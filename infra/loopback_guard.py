@@ -9,9 +9,11 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,6 +31,11 @@ HEALTH_PATH = "/health"
 ROOT = 0
 _LISTENING = "0A"
 """TCP_LISTEN of the kernel's include/net/tcp_states.h, as /proc/net/tcp has it."""
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+
+_TAKING_LOOPBACK = ("127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0.0.0.0", "::")
+"""Addresses of sockets that take a connection to 127.0.0.1; the kernel prefers the first."""
 
 _PROXY_EXCEPTIONS = ("no_proxy", "NO_PROXY")
 _SPOKEN_SCHEMES = ("http", "https")
@@ -51,18 +58,29 @@ def keep_loopback_from_proxies(environment: MutableMapping[str, str] = os.enviro
     environment.update(dict.fromkeys(_PROXY_EXCEPTIONS, exceptions))
 
 
-def another_account_listens(port: int, *, table: Path = Path("/proc/net/tcp")) -> bool:
-    """Tell whether a port of loopback is held by another account, which must not be sent a password.
+def another_account_listens(port: int) -> bool:
+    """Tell whether a port of 127.0.0.1 is held by another account, which must not be sent a password.
 
     It may take the port of a server that has died. Where the kernel does not tell, nobody is called another.
     """
-    with suppress(OSError, ValueError, IndexError):
-        for line in table.read_text().splitlines()[1:]:
-            fields = line.split()
-            is_listening = fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port
-            if is_listening and int(fields[7]) not in (os.geteuid(), ROOT):
-                return True
-    return False
+    holders: dict[str, int] = {}
+    for table in _TABLES:
+        with suppress(OSError, ValueError, IndexError):
+            for line in table.read_text().splitlines()[1:]:
+                fields = line.split()
+                address, _, number = fields[1].rpartition(":")
+                if fields[3] == _LISTENING and int(number, 16) == port:
+                    holders[address] = int(fields[7])
+    taking = map(_in_table, _TAKING_LOOPBACK)
+    holder = next((holders[address] for address in taking if address in holders), ROOT)
+    return holder not in (os.geteuid(), ROOT)
+
+
+def _in_table(address: str) -> str:
+    """Return an address as the kernel's tables have it: words of 32 bits in the order of this machine."""
+    packed = ip_address(address).packed
+    words = [packed[first : first + 4] for first in range(0, len(packed), 4)]
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words)
 
 
 class LoopbackGuard:

@@ -1,7 +1,9 @@
 import asyncio
 import base64
 import os
+import socket
 import subprocess
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -89,26 +91,38 @@ def test_a_socket_of_a_foreign_page_is_closed():
 
 LISTEN = """
 import socket, sys
-with socket.create_server(("127.0.0.1", 0)) as server:
+address, port = sys.argv[1:]
+is_ipv6 = ":" in address
+family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+with socket.create_server((address, int(port)), family=family, dualstack_ipv6=is_ipv6) as server:
     print(server.getsockname()[1], flush=True)
     sys.stdin.read()
 """
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
-@pytest.mark.parametrize("user", [0, 65_534])
-def test_the_port_of_a_dead_server_that_another_account_took_is_not_this_users(tmp_path, user):
-    account = {"user": user, "group": user, "extra_groups": []}
+@contextmanager
+def listener(address, *, user, port=0):
+    """Run a program of an account that listens, and yield its port."""
     with subprocess.Popen(
-        ["/usr/bin/python3", "-I", "-c", LISTEN],
-        **account,
+        ["/usr/bin/python3", "-I", "-c", LISTEN, address, str(port)],
+        user=user,
+        group=user,
+        extra_groups=[],
         cwd="/",
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-    ) as listener:
-        port = int(listener.stdout.readline())
+    ) as process:
+        yield int(process.stdout.readline())
+        process.stdin.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::"])
+@pytest.mark.parametrize("user", [0, 65_534])
+def test_the_port_of_a_dead_server_that_another_account_took_is_not_this_users(tmp_path, user, address):
+    with listener(address, user=user) as port:
         workspace = Workspace(root=tmp_path)
         addresses = ServiceAddresses(
             prefect_url=f"http://127.0.0.1:{port}", mlflow_url="http://127.0.0.1:1", supervisor_pid=1
@@ -117,10 +131,19 @@ def test_the_port_of_a_dead_server_that_another_account_took_is_not_this_users(t
 
         assert workspace.recorded_services() == (None if user else addresses)
         assert another_account_listens(port) is bool(user)
-        listener.stdin.close()
 
     assert not another_account_listens(port)
     assert workspace.recorded_services() == addresses
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+def test_an_account_that_listens_elsewhere_does_not_hide_this_users_server(address):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with listener(address, user=65_534, port=port):
+            assert not another_account_listens(port)
 
 
 @pytest.mark.parametrize(
