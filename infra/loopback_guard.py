@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
@@ -27,6 +28,8 @@ LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 HEALTH_PATH = "/health"
 """Answered without a password, so that a supervisor can ask whether a server is up."""
+
+_LOOPBACK_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]+)?")
 
 ROOT = 0
 _LISTENING = "0A"
@@ -93,8 +96,7 @@ class LoopbackGuard:
 
     def __init__(self, app: App, *, password: str | None = None) -> None:
         self._app = app
-        encoded = base64.b64encode(password.encode()) if password else None
-        self._authorization = encoded and b"Basic " + encoded
+        self._authorization = None if password is None else b"Basic " + base64.b64encode(password.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it with 403 (a foreign name or page) or 401 (no password)."""
@@ -112,8 +114,8 @@ class LoopbackGuard:
 
     def _refusal(self, scope: Scope) -> int | None:
         headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        if host.rpartition(":")[0].strip("[]") not in LOOPBACK_NAMES and host not in LOOPBACK_NAMES:
+        host = headers.get(b"host", b"").decode("latin-1").lower()
+        if not _LOOPBACK_HOST.fullmatch(host):
             return 403
         # Browsers name the page that sends; other programs name none.
         if headers.get(b"origin", f"http://{host}".encode("latin-1")).decode("latin-1") != f"http://{host}":

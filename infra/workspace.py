@@ -46,6 +46,7 @@ RUN_KEY_BYTES = 32
 SERVICE_USER = "heterps"
 PASSWORD_BYTES = 18
 
+_USER_AND_PASSWORD = re.compile(r"[!-9;-~]+:[!-~]+")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -181,10 +182,17 @@ class Workspace:
         """Return the user:password that the servers of this workspace ask for; drawn at the first call.
 
         Raises:
+            ConfigurationError: The file holds another text; with an empty one the servers would ask nobody.
             OSError: The workspace cannot be written.
         """
         drawn = f"{SERVICE_USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}"
-        return _kept_secret(self.password_path, drawn.encode()).decode()
+        kept = _kept_secret(self.password_path, drawn.encode()).decode(errors="replace").strip()
+        if not _USER_AND_PASSWORD.fullmatch(kept):
+            raise ConfigurationError(
+                f"{self.password_path} must hold user:password in ASCII letters, digits and signs, but does not; "
+                f"delete it, and heterps serve draws a new one"
+            )
+        return kept
 
     def run_directory(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.

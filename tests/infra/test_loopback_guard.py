@@ -34,10 +34,13 @@ def answered(headers, *, path="/api", kind="http", password=PASSWORD):
     return sent[0]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:4200", "localhost:4200", "localhost", "127.0.0.1", "[::1]:4200"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:4200", "localhost:4200", "localhost", "127.0.0.1", "[::1]:4200", "[::1]", "LOCALHOST:4200"]
+)
 def test_a_name_of_loopback_is_answered(host):
     assert answered({"host": host, **SIGNED_IN})["status"] == 200
-    assert answered({"host": host, "origin": f"http://{host}", **SIGNED_IN})["status"] == 200
+    # Browsers write an origin in lower case (RFC 6454, section 4).
+    assert answered({"host": host, "origin": f"http://{host.lower()}", **SIGNED_IN})["status"] == 200
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,7 @@ def test_a_name_of_loopback_is_answered(host):
         {"host": "127.0.0.1.evil.example:4200"},
         {"host": "localhost.evil.example"},
         {"host": "192.168.1.7:4200"},
+        {"host": "localhost.:4200"},
         {"host": ""},
         {},
         {"host": "127.0.0.1:4200", "origin": "http://evil.example"},
@@ -71,6 +75,10 @@ def test_a_request_without_the_password_is_asked_for_it(authorization):
 
     assert refused["status"] == 401
     assert dict(refused["headers"])[b"www-authenticate"].startswith(b"Basic ")
+
+
+def test_an_empty_password_opens_nothing():
+    assert answered({"host": "127.0.0.1:4200"}, password="")["status"] == 401
 
 
 def test_the_health_of_a_server_needs_no_password():

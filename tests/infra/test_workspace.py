@@ -87,6 +87,23 @@ def test_a_forgotten_key_is_drawn_again(tmp_path):
     assert workspace.run_key("r1") != first
 
 
+def test_a_password_that_an_editor_ended_with_a_line_break_is_the_same(tmp_path):
+    workspace = Workspace(root=tmp_path)
+    drawn = workspace.password()
+    workspace.password_path.write_text(f"{drawn}\n")
+
+    assert workspace.password() == drawn
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"secret", b":secret", b"heterps:", b"heterps:\xff", b"a b:c d"])
+def test_a_file_without_a_password_opens_no_server(tmp_path, content):
+    workspace = Workspace(root=tmp_path)
+    workspace.password_path.write_bytes(content)
+
+    with pytest.raises(ConfigurationError, match="must hold user:password.*delete it"):
+        workspace.password()
+
+
 @pytest.fixture
 def health_server():
     class AlwaysHealthy(http.server.BaseHTTPRequestHandler):
