@@ -131,6 +131,25 @@ class PrefectServer:
             f"but {self.api_url} does not ({problem}); {way_out}"
         )
 
+    def check_takes_password(self, workspace: Workspace) -> None:
+        """Check that the server of `heterps serve` takes the password of its workspace, where it answers.
+
+        Raises:
+            ConfigurationError: It asks for another.
+        """
+        try:
+            self._answer("/flows/count", {}, timeout_s=SERVICE_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                raise ConfigurationError(
+                    f"{self.api_url} must take the user:password of {workspace.password_path}, but asks for "
+                    f"another; set {SERVER_PASSWORD} as where heterps serve runs, or start that again"
+                ) from None
+        except (OSError, ValueError, HTTPException):
+            # Then an own one is started.
+            return
+
     def _answer(self, path: str, body: dict[str, Any] | None, *, timeout_s: float = TIMEOUT_S) -> Any:
         headers = {"content-type": "application/json"}
         if self.password:
@@ -182,6 +201,8 @@ def connect(workspace: Workspace, *, load: str) -> ModuleType:
     server = chosen_server(workspace)
     if server and os.environ.get(URL_VARIABLE):
         server.check_answers()
+    elif server:
+        server.check_takes_password(workspace)
     # A server takes as long to start as a flow to load.
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(import_module, load)

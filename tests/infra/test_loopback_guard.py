@@ -35,7 +35,8 @@ def answered(headers, *, path="/api", kind="http", password=PASSWORD):
 
 
 @pytest.mark.parametrize(
-    "host", ["127.0.0.1:4200", "localhost:4200", "localhost", "127.0.0.1", "[::1]:4200", "[::1]", "LOCALHOST:4200"]
+    "host",
+    ["127.0.0.1:4200", "localhost:4200", "localhost", "127.0.0.1", "[::1]:4200", "[::1]", "LOCALHOST:4200"],
 )
 def test_a_name_of_loopback_is_answered(host):
     assert answered({"host": host, **SIGNED_IN})["status"] == 200

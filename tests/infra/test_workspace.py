@@ -95,12 +95,14 @@ def test_a_password_that_an_editor_ended_with_a_line_break_is_the_same(tmp_path)
     assert workspace.password() == drawn
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"secret", b":secret", b"heterps:", b"heterps:\xff", b"a b:c d"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\n", b"secret", b":secret", b"heterps:", b"heterps:\xff", b"a b:c d"]
+)
 def test_a_file_without_a_password_opens_no_server(tmp_path, content):
     workspace = Workspace(root=tmp_path)
     workspace.password_path.write_bytes(content)
 
-    with pytest.raises(ConfigurationError, match="must hold user:password.*delete it"):
+    with pytest.raises(ConfigurationError, match=r"must hold user:password.*delete it"):
         workspace.password()
 
 

@@ -102,6 +102,46 @@ def test_a_server_that_is_down_is_refused_in_one_line_with_status_2(tmp_path, mo
     assert "http://127.0.0.1:9/api does not" in error
 
 
+class OtherPassword(BaseHTTPRequestHandler):
+    """A server that was started with another password than the workspace has now."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self):
+        self.send_response(401)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_password_that_was_changed_while_its_server_runs_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=50, seed=0).path
+    workspace = Workspace(root=tmp_path / "home").create()
+    monkeypatch.setenv("HETERPS_HOME", str(workspace.root))
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in project_environment(workspace).items():
+        monkeypatch.setenv(name, value)  # so that it is restored afterwards
+    with HTTPServer((LOOPBACK, 0), OtherPassword) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        workspace.write_services(
+            ServiceAddresses(
+                prefect_url=f"http://{LOOPBACK}:{server.server_port}", mlflow_url="", supervisor_pid=1
+            )
+        )
+        status = main(["train", "--data", str(clicks)])
+        server.shutdown()
+
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "must take the user:password of" in error
+    assert "start that again" in error
+
+
 def test_the_password_of_the_workspace_goes_to_its_own_server_alone(tmp_path, monkeypatch):
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING"):
         monkeypatch.delenv(name, raising=False)
