@@ -29,10 +29,19 @@ def replace_json(path: Path, document: object, *, indent: int | None = 1) -> Non
     Raises:
         OSError: It cannot be written; the earlier one stays.
     """
+    replace_text(path, json.dumps(document, indent=indent) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text as `replace_json`; a file that a link names is replaced there, and keeps who may read it."""
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
-        part.write_text(json.dumps(document, indent=indent) + "\n", encoding="utf-8")
+        part.touch(0o600 if path.exists() else 0o666)
+        part.write_text(text, encoding="utf-8")
+        if path.exists():
+            part.chmod(path.stat().st_mode)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

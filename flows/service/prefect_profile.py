@@ -9,6 +9,8 @@ from pathlib import Path
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from heterps_core.json_file import replace_text
+
 PLUGINS_SETTING = "PREFECT_PLUGINS_ENABLED"
 
 _DEFAULT_PROFILE = "ephemeral"
@@ -36,5 +38,4 @@ def enable_plugins(path: Path) -> None:
         profile = profiles.setdefault(active, default)
         if PLUGINS_SETTING not in profile:
             profile[PLUGINS_SETTING] = "true"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(tomlkit.dumps(document))
+            replace_text(path, tomlkit.dumps(document))

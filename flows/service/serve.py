@@ -39,7 +39,7 @@ from flows.service.schedule import (
 from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError
 from infra.checks import database_checks, require_usable
-from infra.workspace import HOME_VARIABLE, LOOPBACK, ServiceAddresses, Workspace, answers
+from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 
 LOCK_FILE = "serve.lock"
 """Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
@@ -115,17 +115,18 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
 
 def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> dict[str, str]:
     """Return the environment of all services, and of the flow runs that they start."""
-    origin = addresses.prefect_url
     server = own_server(workspace, addresses)
     return {
+        # Of the page's own origin, by whichever name and port of loopback a browser or a tunnel reaches it.
+        "PREFECT_UI_API_URL": "/api",
         **os.environ,
         **project_environment(workspace),
         **server.client_environment(),
         SERVER_PASSWORD: str(server.password),
         # Also outside of this project's folder, whose pyproject.toml says so.
         "PREFECT_PLUGINS_ENABLED": "true",
-        # Prefect answers any web page by default; only its own UI needs an answer here, by both names of loopback.
-        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": f"{origin},{origin.replace(LOOPBACK, 'localhost')}",
+        # Prefect answers any web page by default; only its own UI needs an answer here.
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": addresses.prefect_url,
         "PREFECT_RUNNER_POLL_FREQUENCY": "2",
         "PYTHONUNBUFFERED": "1",
     }
@@ -140,14 +141,16 @@ def is_serving(server: PrefectServer, *, since: datetime) -> bool:
 
 def welcome(workspace: Workspace, addresses: ServiceAddresses, *, is_first: bool) -> str:
     """Return the table of addresses and what to do with them; the password is in the first one alone."""
-    sign_in = (
-        own_password(workspace) if is_first else f"as before; user:password is in {workspace.password_path}"
-    )
+    place = SERVER_PASSWORD if os.environ.get(SERVER_PASSWORD) else f"in {workspace.password_path}"
+    sign_in = own_password(workspace) if is_first else f"as before; user:password is {place}"
     rows = [
         ("Prefect UI", addresses.prefect_url),
         ("MLflow UI", addresses.mlflow_url),
         ("Sign in", sign_in),
-        ("Every night", f"{TRAIN_CTR} at {NIGHTLY_TIME} {nightly_timezone()}"),
+        (
+            "Every night",
+            f"{TRAIN_CTR} at {NIGHTLY_TIME} {nightly_timezone()}, where not set otherwise in Prefect",
+        ),
         ("Every 5 minutes", f"{SWEEP_ORPHANS} ends what a dead run left"),
         ("Workspace", str(workspace.root)),
         ("Logs", str(workspace.logs_directory)),
@@ -182,7 +185,7 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
     Raises:
         ConfigurationError, ServiceError: A service does not come up, or keeps dying.
     """
-    is_first = not workspace.password_path.exists()
+    is_first = not os.environ.get(SERVER_PASSWORD) and not workspace.password_path.exists()
     enable_plugins(profiles_path())
     supervisor = Supervisor(environment=service_environment(workspace, addresses), report=_say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -1,4 +1,6 @@
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +59,32 @@ def test_what_a_user_has_written_stays(tmp_path, monkeypatch, written, expected)
     enable_plugins(path)
 
     assert path.read_text() == expected
+
+
+def test_keys_in_a_linked_profile_outlive_a_full_disk_and_stay_closed_to_others(tmp_path):
+    written = '[profiles.ephemeral]\nPREFECT_API_KEY = "pnu_secret"\n'
+    kept = tmp_path / "dotfiles.toml"
+    kept.write_text(written)
+    kept.chmod(0o600)
+    path = tmp_path / "profiles.toml"
+    path.symlink_to(kept)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    on_excess = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(written), limits[1]))
+    try:
+        enable_plugins(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, on_excess)
+    assert kept.read_text() == written
+
+    enable_plugins(path)
+
+    assert path.is_symlink()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert "pnu_secret" in kept.read_text()
+    assert "PREFECT_PLUGINS_ENABLED" in kept.read_text()
+    assert {each.name for each in tmp_path.iterdir()} == {"dotfiles.toml", "profiles.toml"}
 
 
 def test_the_profile_is_looked_for_where_prefect_looks(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from flows.service.addresses import choose_addresses
-from flows.service.serve import LOCK_FILE, service_environment, services_to_run
+from flows.service.serve import LOCK_FILE, service_environment, services_to_run, welcome
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
 
@@ -133,6 +133,29 @@ def test_a_password_reaches_the_server_and_those_who_ask_it(tmp_path, monkeypatc
     environment = service_environment(workspace, choose_addresses(workspace))
 
     assert environment["PREFECT_API_AUTH_STRING"] == environment["PREFECT_SERVER_API_AUTH_STRING"]
+
+
+def test_the_pages_of_prefect_ask_the_server_by_the_name_that_the_browser_has(tmp_path, monkeypatch):
+    monkeypatch.delenv("PREFECT_UI_API_URL", raising=False)
+    workspace = Workspace(root=tmp_path)
+
+    environment = service_environment(workspace, choose_addresses(workspace))
+
+    # An absolute one would be foreign to a page at http://localhost:4200 or at the other end of a tunnel.
+    assert environment["PREFECT_UI_API_URL"] == "/api"
+
+
+def test_a_password_of_the_environment_is_neither_printed_nor_said_to_be_in_the_workspace(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:secret")
+    workspace = Workspace(root=tmp_path)
+
+    table = welcome(workspace, choose_addresses(workspace), is_first=False)
+
+    assert "team:secret" not in table
+    assert str(workspace.password_path) not in table
+    assert "user:password is PREFECT_SERVER_API_AUTH_STRING" in table
 
 
 def test_a_wrong_port_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
