@@ -15,7 +15,8 @@ from heterps_core.data.distinct_values import ColumnValues, ValueCounter
 from heterps_core.data.proposal.column_checks import leak_auc, leak_remark, order_remark, words_of
 from heterps_core.data.proposal.table_sample import SampledColumn
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
-from heterps_core.data.reading.row_batch import is_list
+from heterps_core.data.reading.parquet_reader import is_text
+from heterps_core.data.reading.row_batch import is_list, shorten
 from heterps_core.data.schema import MAX_LIST_LENGTH
 
 LABEL, NUMERIC, COUNT, CATEGORICAL = "label", "numeric", "count", "categorical"
@@ -35,6 +36,12 @@ NEARLY_UNIQUE = 0.9
 """Different values over all of them, above which a text names the row and says nothing of the next one."""
 
 UNIQUE_REMARK = "nearly every row has a value of its own"
+
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: \d+")
+"""How pandas names a table's index in Parquet and CSV."""
+
+_NUMBERS_AS_TEXTS = r"^[$€£¥]?[+-]?(?:[0-9]{1,3}(?:[,.' ][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)? ?[%$€£¥]?$"
+_DIGITS, _LISTS_AS_TEXTS = r"^[0-9]*$", r"^\[.*\]$"
 
 COVERED_SHARE = 0.99
 """Of the lists: so many are no longer than the `max_length` that is proposed."""
@@ -132,17 +139,38 @@ def _role(array: pa.Array, values: ColumnValues, *, num_occurrences: int) -> tup
         return _role_of_numbers(
             numbers, values, is_whole=pa.types.is_integer(array.type), is_nearly_unique=is_nearly_unique
         )
+    doubt = _doubt_of_texts(array)
     if is_nearly_unique:
-        return LEFT_OUT, UNIQUE_REMARK
+        return LEFT_OUT, doubt or UNIQUE_REMARK
     if is_list(array.type):
         return MULTI_HOT, "values in the order of time belong to sequence_columns"
-    return CATEGORICAL, ""
+    return CATEGORICAL, doubt
+
+
+def _doubt_of_texts(array: pa.Array) -> str:
+    """Return that texts are written numbers or lists; nothing of others, or of digits alone, as ids are."""
+    if not is_text(array.type):
+        return ""
+
+    def all_match(pattern: str) -> bool:
+        return bool(pc.all(pc.match_substring_regex(array, pattern)).as_py())
+
+    example = shorten(array.drop_null()[0].as_py())
+    if all_match(_NUMBERS_AS_TEXTS) and not all_match(_DIGITS):
+        return (
+            f"numbers as texts, such as {example}: with digits and a point alone they may be numeric_columns"
+        )
+    if all_match(_LISTS_AS_TEXTS):
+        return f"lists as texts, such as {example}: as lists, or a|b|c, they may be multi_hot_columns"
+    return ""
 
 
 def _role_of_numbers(
     column: pa.Array, values: ColumnValues, *, is_whole: bool, is_nearly_unique: bool
 ) -> tuple[str, str]:
     numbers = column.drop_null().to_numpy(zero_copy_only=False)
+    if _ROW_NUMBERS.fullmatch(values.name):
+        return LEFT_OUT, "numbers the rows, as the index of pandas does, and says nothing of the next one"
     # Whole numbers of a column with gaps are often written as floating ones.
     if _names_something(values.name) and (is_whole or bool((numbers == np.floor(numbers)).all())):
         is_category = True

@@ -26,6 +26,7 @@ _TIME_KEY = re.compile(
     r"(?:.*_)?(?:y+|year|m+|month|w+|week|q|quarter|d+|day|date|dt|ds|pt|h+|hr|hour|min|minute|ts|time|timestamp)"
 )
 _TIME_VALUE = re.compile(r"\d{4}-\d\d\b.*")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 def is_data(path: SourcePath) -> bool:
@@ -140,7 +141,8 @@ def check_partitions_are_times(files: Sequence[SourcePath]) -> None:
     for file in files:
         for key, value in partitions_in(file.parts).items():
             other = found.setdefault(key, value)
-            if other != value and not (_TIME_KEY.fullmatch(key) or _TIME_VALUE.fullmatch(value)):
+            is_time = _TIME_KEY.fullmatch(key) or _TIME_VALUE.fullmatch(value)
+            if other != value and (not is_time or _NO_VALUE in (other, value)):
                 raise DataError(
                     file,
                     f"rows must be in the order of time, as the latest are held out, but {key}={other} and "

@@ -1,11 +1,12 @@
 """Whatever a table holds, its rows can be read by the schema that is proposed, or one line says why there is none."""
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from flows.commands.data.init import _write_toml
-from heterps_core.data.proposal.column_roles import LEFT_OUT, TIME
+from heterps_core.data.proposal.column_roles import CATEGORICAL, LEFT_OUT, TIME
 from heterps_core.data.proposal.schema_proposal import propose_schema
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.reading.time_order import check_time_order
@@ -50,6 +51,46 @@ def test_names_of_any_kind_can_be_read_as_proposed(tmp_path):
     assert set(proposed.schema.categorical_columns) == {*ODD_NAMES} - {""}
     remarks = {seen.values.name: seen.remark for seen in proposed.columns if seen.role == LEFT_OUT}
     assert remarks == {"": "has no name", "site": "stands there 2 times: write the columns with other names"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "role", "remark"),
+    [
+        (["5,79", "0,5"], CATEGORICAL, "numbers as texts, such as '5,79'"),
+        (["1,234.50", "20"], CATEGORICAL, "numbers as texts, such as '1,234.50'"),
+        (["$5", "€0.50"], CATEGORICAL, "numbers as texts, such as '$5'"),
+        (["12.5%", "3 %"], CATEGORICAL, "numbers as texts, such as '12.5%'"),
+        (["['a', 'b']", "[]"], CATEGORICAL, "lists as texts, such as \"['a', 'b']\""),
+        (["0123", "4567"], CATEGORICAL, ""),
+        (["1.2.3", "1.2"], CATEGORICAL, ""),
+        (["5,79", "?", "0,5"], CATEGORICAL, "numbers as texts, such as '5,79'"),
+        ([f"1,{row:03}" for row in range(NUM_ROWS)], LEFT_OUT, "numbers as texts, such as '1,000'"),
+    ],
+    ids=str,
+)
+def test_texts_that_are_written_numbers_or_lists_are_remarked(tmp_path, texts, role, remark):
+    odd = [texts[row % len(texts)] for row in range(NUM_ROWS)]
+    pq.write_table(clicks(odd=odd), tmp_path / "x.parquet")
+
+    (seen,) = (
+        seen
+        for seen in propose_schema(tmp_path / "x.parquet", source="x").columns
+        if seen.values.name == "odd"
+    )
+
+    assert seen.role == role
+    assert seen.remark.startswith(remark) if remark else not seen.remark
+
+
+def test_the_index_that_pandas_writes_is_no_feature(tmp_path):
+    frame = clicks().to_pandas()
+    frame = frame[frame.price > 10]
+    frame.to_parquet(tmp_path / "x.parquet")
+    frame.to_csv(tmp_path / "once.csv")
+    pd.read_csv(tmp_path / "once.csv").to_csv(tmp_path / "x.csv", index=False)
+
+    for name in ("x.parquet", "x.csv"):
+        assert propose_schema(tmp_path / name, source="x").schema.numeric_columns == ("price",)
 
 
 @pytest.mark.parametrize("name", ODD_TEXTS)

@@ -129,6 +129,15 @@ def test_partitions_of_something_else_than_time_have_no_latest_rows(tmp_path):
     assert (one.manifest.num_rows, both.manifest.num_rows) == (5, 10)
 
 
+def test_rows_whose_hour_is_unknown_are_not_taken_for_the_latest(tmp_path):
+    for hour in ("01", "02", "__HIVE_DEFAULT_PARTITION__"):
+        (tmp_path / f"hour={hour}").mkdir()
+        write_lines(tmp_path / f"hour={hour}" / "a.tsv", criteo_lines(5))
+
+    with pytest.raises(DataError, match="hour=__HIVE_DEFAULT_PARTITION__ lie side by side"):
+        prepare_dataset(tmp_path, schema=CRITEO_SCHEMA, out_dir=tmp_path / "out")
+
+
 def test_links_are_files_and_folders_and_one_to_nothing_is_refused(tmp_path):
     source, kept = tmp_path / "source", tmp_path / "kept"
     source.mkdir()
