@@ -41,7 +41,11 @@ _ROW_NUMBERS = re.compile(r"__index_level_\d+__|Unnamed: \d+")
 """How pandas names a table's index in Parquet and CSV."""
 
 _NUMBERS_AS_TEXTS = r"^[$€£¥]?[+-]?(?:[0-9]{1,3}(?:[,.' ][0-9]{3})+|[0-9]+)(?:[.,][0-9]+)? ?[%$€£¥]?$"
-_DIGITS, _LISTS_AS_TEXTS = r"^[0-9]*$", r"^\[.*\]$"
+_DIGITS, _LISTS_AS_TEXTS, _SEPARATED = (
+    r"^[0-9]*$",
+    r"^\[.*\]$",
+    r"^[^|^]+(?:\|[^|^]+)+$|^[^|^]+(?:\^[^|^]+)+$",
+)
 
 COVERED_SHARE = 0.99
 """Of the lists: so many are no longer than the `max_length` that is proposed."""
@@ -152,16 +156,18 @@ def _doubt_of_texts(array: pa.Array) -> str:
     if not is_text(array.type):
         return ""
 
-    def all_match(pattern: str) -> bool:
-        return bool(pc.all(pc.match_substring_regex(array, pattern)).as_py())
+    def matches(pattern: str) -> pa.BooleanArray:
+        return pc.match_substring_regex(array, pattern)
 
     example = shorten(array.drop_null()[0].as_py())
-    if all_match(_NUMBERS_AS_TEXTS) and not all_match(_DIGITS):
+    if pc.all(matches(_NUMBERS_AS_TEXTS)).as_py() and not pc.all(matches(_DIGITS)).as_py():
         return (
             f"numbers as texts, such as {example}: with digits and a point alone they may be numeric_columns"
         )
-    if all_match(_LISTS_AS_TEXTS):
-        return f"lists as texts, such as {example}: as lists, or a|b|c, they may be multi_hot_columns"
+    are_separated = matches(_SEPARATED)
+    if pc.all(matches(_LISTS_AS_TEXTS)).as_py() or pc.any(are_separated).as_py():
+        example = shorten((array.filter(are_separated).drop_null() or array.drop_null())[0].as_py())
+        return f"lists as texts, such as {example}: as lists, or with list_separator, they may be multi_hot_columns"
     return ""
 
 

@@ -32,7 +32,8 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
     (day_2 before day_10); see `data_files_of` for which files of a folder are data.
 
     Raises:
-        DataError: A file is missing, a folder or pattern holds no file, or a folder one that may not be meant.
+        DataError: A file is missing or a pipe, a folder or pattern holds no file, or a folder one that may not be
+            meant.
     """
     if not isinstance(source, str | SourcePath):
         files = tuple(file for part in source for file in list_source_files(part))
@@ -44,6 +45,8 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
         matches = [path]
         expected = "a folder must hold at least one data file, got none"
     elif path.exists():
+        if not path.is_file():
+            raise DataError(path, "must be a file, as it is read several times, but is a pipe or a device")
         check_no_log_above([path])
         return (path,)
     else:

@@ -1,4 +1,5 @@
 import gzip
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -157,6 +158,13 @@ def test_a_folder_that_holds_a_link_to_itself_is_refused(tmp_path):
 
     with pytest.raises(DataError, match="hour=1: is a link that leads to no file"):
         list_source_files(tmp_path)
+
+
+def test_a_pipe_is_refused_before_it_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+
+    with pytest.raises(DataError, match="must be a file, as it is read several times, but is a pipe"):
+        list_source_files(tmp_path / "pipe")
 
 
 def test_a_folder_that_cannot_be_listed_is_named_with_the_cause(tmp_path):
