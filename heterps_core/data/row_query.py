@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -280,28 +281,38 @@ def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
 
 
 def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_dataset.Dataset:
-    """Return files as one table, with a column for each folder named key=value that they lie in."""
+    """Return files as one table, with a column for each folder named key=value that they lie in and do not name."""
     first = next(filter(holds_rows, files), files[0])
     if not is_parquet(first):
         with ThreadPoolExecutor() as pool:
             files = [file for file, holds in zip(files, pool.map(holds_rows, files), strict=True) if holds]
-    factory = pa_dataset.FileSystemDatasetFactory(
+    make = partial(
+        pa_dataset.FileSystemDatasetFactory,
         first.file_system if isinstance(first, BucketPath) else fs.LocalFileSystem(),
         [file.key if isinstance(file, BucketPath) else str(file.absolute()) for file in files],
         pa_dataset.ParquetFileFormat() if is_parquet(first) else _text_format(first, schema),
-        pa_dataset.FileSystemFactoryOptions(partitioning=pa_dataset.HivePartitioning.discover()),
     )
-    columns = factory.inspect(fragments=1)
-    if is_parquet(first):
-        of_files = columns_in_common(files)
-        of_folders = [field for field in columns if field.name not in of_files.names]
-        columns = pa.schema([*of_files, *of_folders])
-    return factory.finish(columns)
+
+    def factory(folders: Any) -> pa_dataset.DatasetFactory:
+        return make(pa_dataset.FileSystemFactoryOptions(partitioning=folders))
+
+    of_files = (
+        columns_in_common(files)
+        if is_parquet(first)
+        else factory(pa_dataset.HivePartitioning(pa.schema([]))).inspect(fragments=1)
+    )
+    of_folders = pa.schema(
+        field
+        for field in factory(pa_dataset.HivePartitioning.discover()).inspect(fragments=0)
+        if field.name not in of_files.names
+    )
+    columns = pa.schema([*of_files, *of_folders])
+    return factory(pa_dataset.HivePartitioning(of_folders)).finish(columns)
 
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:
     with open_text(file) as stream:
-        line = stream.read(_LINE_BYTES).partition(b"\n")[0].decode(errors="replace").rstrip("\r")
+        line = stream.read(_LINE_BYTES).partition(b"\n")[0].decode("utf-8-sig", errors="replace").rstrip("\r")
     delimiter = (schema.separator or "")[:1]
     if not delimiter or delimiter not in line:
         delimiter = "\t" if line.count("\t") > line.count(",") else ","

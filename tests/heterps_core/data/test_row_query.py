@@ -141,6 +141,35 @@ def test_days_in_folders_are_columns_of_a_table(tables, tmp_path):
     assert pq.read_table(found)["label"].to_pylist() == [0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+@pytest.mark.parametrize("hour", [[7, 8], ["07", "08"], [date(2026, 11, 1), date(2026, 11, 2)]], ids=str)
+def test_a_column_that_folders_name_too_is_that_of_the_files(tmp_path, suffix, hour):
+    for place in (0, 1):
+        folder = tmp_path / "rows" / f"zone={place}" / f"hour=0{place}"
+        folder.mkdir(parents=True)
+        table = pa.table({"label": [1], "site": ["a"], "country": ["de"], "hour": [hour[place]]})
+        write = pq.write_table if suffix == ".parquet" else pa_csv.write_csv
+        write(table, folder / f"a{suffix}")
+
+    text = "SELECT *, hour::TEXT AS hours FROM rows"
+    result = run(query_of({}, tmp_path, text), tmp_path / "rows", tmp_path)
+
+    assert pq.read_table(result, columns=["hours", "zone"]).to_pydict() == {
+        "hours": [*map(str, hour)],
+        "zone": [0, 1],
+    }
+
+
+def test_a_mark_of_utf8_is_no_part_of_the_first_name(tmp_path):
+    large = str(2**80 + 1)
+    (tmp_path / "rows.csv").write_bytes(f"\ufeffsite,label,country\n{large},1,de\n".encode())
+
+    query = query_of({}, tmp_path, "SELECT * FROM rows")
+    result = run(query, tmp_path / "rows.csv", tmp_path)
+
+    assert pq.read_table(result)["site"].to_pylist() == [large]
+
+
 def test_tables_may_lie_in_a_bucket(tables, tmp_path, monkeypatch):
     with empty_cloud() as environment:
         for name, value in environment.items():
