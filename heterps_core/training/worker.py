@@ -186,13 +186,14 @@ class Worker:
             timeout=START_LIMIT,
         )
         assert dist.group.WORLD is not None
-        prove_members(dist.group.WORLD, self.run.secret, generation=self.generation)
+        self.proof_key = self.store.proof_key(self.run.secret)
+        prove_members(dist.group.WORLD, self.proof_key, generation=self.generation)
 
     def _new_group(self, ranks: Sequence[int], limit: timedelta) -> dist.ProcessGroup:
         """Make a group of workers who prove that they are of the run; every process of the world calls it."""
         group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=limit)
         if self.rank in ranks:
-            prove_members(group, self.run.secret, generation=self.generation)
+            prove_members(group, self.proof_key, generation=self.generation)
         return group
 
     def fail(self, error: BaseException) -> int:

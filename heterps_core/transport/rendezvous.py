@@ -31,6 +31,10 @@ RETRY_INTERVAL_S = 0.2
 
 _CHALLENGE_BYTES = _TAG_BYTES = hashlib.sha256().digest_size
 _HOST, _MEMBER = b"host", b"member"
+_SESSION = "session"
+
+MOST_UNPROVEN = 64
+"""Connections whose proof is awaited; strangers could take all files that the first worker may have open otherwise."""
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +79,10 @@ class RendezvousStore(Store):
     def add(self, key: str, amount: int) -> int:
         """Add to a count, and return it."""
         return int(self._call("add", key, amount))
+
+    def proof_key(self, key: bytes) -> bytes:
+        """Return the key of proofs by this store alone: a run that is resumed has the same key and generation again."""
+        return _tag(key, self.get(_SESSION))
 
     def has_extended_api(self) -> bool:
         """Tell that there are no other operations."""
@@ -162,6 +170,9 @@ def prove_members(group: ProcessGroup, key: bytes, *, generation: int) -> None:
 
     Every member calls it, before anything else is exchanged.
 
+    Args:
+        key: `RendezvousStore.proof_key`.
+
     Raises:
         DistNetworkError: One has not the run's key.
     """
@@ -185,6 +196,8 @@ def prove_members(group: ProcessGroup, key: bytes, *, generation: int) -> None:
 def _hold(listener: socket.socket, *, key: bytes, generation: int) -> None:
     """Answer members from threads, to the end of this process."""
     entries = _Entries()
+    entries.set(_SESSION, secrets.token_hex(_CHALLENGE_BYTES))
+    unproven = threading.BoundedSemaphore(MOST_UNPROVEN)
 
     def answer(connection: socket.socket, address: object) -> None:
         with connection:
@@ -193,6 +206,8 @@ def _hold(listener: socket.socket, *, key: bytes, generation: int) -> None:
             except (OSError, EOFError) as error:
                 logger.warning("refused %s at the rendezvous: %s", address, error)
                 return
+            finally:
+                unproven.release()
             connection.settimeout(None)
             try:
                 while True:
@@ -204,13 +219,14 @@ def _hold(listener: socket.socket, *, key: bytes, generation: int) -> None:
 
     def accept() -> None:
         while True:
+            unproven.acquire()
             try:
                 connected = listener.accept()
-            except OSError as error:
+                threading.Thread(target=answer, args=connected, name="member", daemon=True).start()
+            except (OSError, RuntimeError) as error:
+                unproven.release()
                 logger.warning("the rendezvous cannot take a connection: %s", error)
                 time.sleep(RETRY_INTERVAL_S)
-            else:
-                threading.Thread(target=answer, args=connected, name="member", daemon=True).start()
 
     threading.Thread(target=accept, name="rendezvous", daemon=True).start()
 

@@ -8,7 +8,7 @@ import pickle
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -134,6 +134,32 @@ def test_a_stranger_at_the_store_is_refused_and_the_members_meet(port, behave, m
             pass
     meet(port).set("met", "yes")
     assert first.get("met") == b"yes"
+
+
+def test_silent_strangers_take_few_files_of_the_first_worker_and_keep_no_member_out(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "PROOF_LIMIT_S", 0.5)
+    monkeypatch.setattr(rendezvous, "MOST_UNPROVEN", 4)
+    first = meet(port, is_host=True)
+    with ExitStack() as strangers:
+        for _ in range(12):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+        accepted = [
+            each
+            for each in psutil.Process().net_connections("tcp")
+            if each.status == "ESTABLISHED" and each.laddr.port == port
+        ]
+        assert len(accepted) <= 1 + 4
+        meet(port).set("met", "yes")
+    assert first.get("met") == b"yes"
+
+
+def test_a_proof_of_an_earlier_start_of_the_run_does_not_hold(port):
+    first, second = meet(port, is_host=True), meet(port)
+    other = meet(free_loopback_port(), is_host=True)
+
+    assert first.proof_key(KEY) == second.proof_key(KEY)
+    assert first.proof_key(KEY) != other.proof_key(KEY)
+    assert first.proof_key(KEY) != first.proof_key(bytes(32))
 
 
 def test_a_store_without_the_key_is_not_entered(port):
