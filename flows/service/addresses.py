@@ -35,7 +35,11 @@ class Port(NamedTuple):
         return int(text)
 
     def check_is_free(self) -> None:
-        """Check that the port can be taken.
+        """Check that the port can be taken; raises as `keep`."""
+        self.keep().close()
+
+    def keep(self) -> socket.socket:
+        """Take the port, as `kept_port`, where no other process has it.
 
         Raises:
             ConfigurationError: It is taken; the message says by whom, where that can be seen. Or it is no port.
@@ -44,11 +48,35 @@ class Port(NamedTuple):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((LOOPBACK, self.number))
+                probe.close()
+                return kept_port(self.number)
             except OSError as error:
                 raise ConfigurationError(
                     f"{self.purpose} needs port {self.number} on {LOOPBACK}, but it is taken"
                     f"{_by_owner(self.number)}; end that process, or choose another port with {self.variable}=<port>"
                 ) from error
+
+
+def kept_port(number: int) -> socket.socket:
+    """Return a socket that keeps a port of loopback from other accounts until it is closed.
+
+    The kernel lets servers of this user alone listen there beside it (SO_REUSEPORT). Otherwise another account could
+    take the port before a server is up or while it is started again, and be sent the password.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    keeper = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # For the moment of the call, as connections of a server that has ended may linger (TIME_WAIT).
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind((LOOPBACK, number))
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    except BaseException:
+        keeper.close()
+        raise
+    return keeper
 
 
 PREFECT_PORT = Port("the Prefect server", "HETERPS_PREFECT_PORT", 4200)

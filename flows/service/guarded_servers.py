@@ -6,6 +6,7 @@ started as `prefect server start` and `mlflow server` start them, with `infra.lo
 
 from __future__ import annotations
 
+import socket
 import sys
 
 import uvicorn
@@ -13,6 +14,9 @@ import uvicorn
 from flows.service.prefect_connection import own_password
 from infra.loopback_guard import App, LoopbackGuard
 from infra.workspace import LOOPBACK, Workspace
+
+NOT_STARTED = 3
+"""Exit status, as uvicorn's own."""
 
 
 def prefect_app() -> App:
@@ -33,7 +37,12 @@ def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     name, port = sys.argv[1:]
     app = prefect_app() if name == "prefect" else mlflow_app(Workspace.locate())
-    uvicorn.run(app, host=LOOPBACK, port=int(port), log_level="warning")
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    # Beside the socket by which who started this keeps the port.
+    with socket.create_server((LOOPBACK, int(port)), reuse_port=True) as listener:
+        server.run(sockets=[listener])
+    if not server.started:
+        sys.exit(NOT_STARTED)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from typing import Any
 from uuid import UUID
 
 from flows import PROJECT_LOGGERS
+from flows.service.addresses import kept_port
 from flows.service.supervisor import Service, Supervisor
 from heterps_core.errors import ConfigurationError
 from infra.checks import prefect_database_check, require_usable
@@ -37,7 +38,6 @@ from infra.workspace import (
     ServiceAddresses,
     Workspace,
     answers,
-    free_loopback_port,
 )
 
 LOGGERS_IN_FLOW_LOG = ",".join(PROJECT_LOGGERS)
@@ -222,7 +222,8 @@ def connect(workspace: Workspace, *, load: str) -> ModuleType:
 def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> PrefectServer:
     """Start a server that ends with this thread, and return it."""
     require_usable([prefect_database_check(workspace, is_thorough=False)])
-    port = free_loopback_port()
+    keeper = kept_port(0)
+    port = keeper.getsockname()[1]
     server = PrefectServer(f"http://{LOOPBACK}:{port}/api", own_password(workspace))
     without = ("UI", "SERVICES_SCHEDULER", "SERVICES_LATE_RUNS")
     supervisor = Supervisor(
@@ -235,6 +236,7 @@ def _start_own_server(workspace: Workspace, settings: Mapping[str, str]) -> Pref
         report=logger.warning,
         ends_with_thread=True,
     )
+    atexit.register(keeper.close)
     # Not at the end of a block: Prefect sends its last log lines when the interpreter exits, and does that
     # first, since what is registered last runs first. It waits a minute where the server is gone by then.
     atexit.register(supervisor.stop)

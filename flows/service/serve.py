@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT, choose_addresses
@@ -78,13 +78,13 @@ def run(options: argparse.Namespace) -> None:
     TrainParameters.of(nightly_parameters(), place=f" of {TRAIN_CTR} in {NIGHTLY_VARIABLE}")
     workspace = Workspace.locate()
     addresses = choose_addresses(workspace)
-    with _only_server(workspace.create()):
+    with _only_server(workspace.create()), ExitStack() as kept:
         services = services_to_run(workspace, addresses)
         if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
             _say("ended the services that an earlier process, which was killed, had left")
-        PREFECT_PORT.check_is_free()
+        kept.enter_context(PREFECT_PORT.keep())
         if workspace.has_own_tracking:
-            MLFLOW_PORT.check_is_free()
+            kept.enter_context(MLFLOW_PORT.keep())
         require_usable(database_checks(workspace, is_thorough=False))
         _serve(workspace, addresses, services)
 

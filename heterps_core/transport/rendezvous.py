@@ -34,7 +34,7 @@ _HOST, _MEMBER = b"host", b"member"
 _SESSION = "session"
 
 MOST_UNPROVEN = 64
-"""Connections whose proof is awaited; strangers could take all files that the first worker may have open otherwise."""
+"""Connections whose proof is awaited at a time, lest strangers use up the files that a worker may have open."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RendezvousStore(Store):
         return int(self._call("add", key, amount))
 
     def proof_key(self, key: bytes) -> bytes:
-        """Return the key of proofs by this store alone: a run that is resumed has the same key and generation again."""
+        """Return the key of proofs by this store alone, as a resumed run has its key and generation again."""
         return _tag(key, self.get(_SESSION))
 
     def has_extended_api(self) -> bool:
