@@ -152,12 +152,17 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
     assert "owner process dead" in record.data.tags["heterps.end_reason"]
 
 
-def test_a_service_that_dies_is_started_again(service):
-    [server] = [
+def prefect_servers(service):
+    """Return the processes that are Prefect's server."""
+    return [
         process
         for process in service.processes()
-        if process.cmdline()[1:5] == ["-m", "prefect", "server", "start"]
+        if process.cmdline()[1:4] == ["-m", "flows.service.guarded_servers", "prefect"]
     ]
+
+
+def test_a_service_that_dies_is_started_again(service):
+    [server] = prefect_servers(service)
     server.kill()
 
     wait_for(
@@ -202,10 +207,7 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_one(service):
     assert (
         "ended the services that an earlier process, which was killed, had left" in service.output.read_text()
     )
-    servers = [
-        process for process in service.processes() if process.cmdline()[1:4] == ["-m", "prefect", "server"]
-    ]
-    assert len(servers) == 1
+    assert len(prefect_servers(service)) == 1
 
 
 def test_stopping_leaves_no_process(service):
