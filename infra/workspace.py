@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_file import replace_json
 from heterps_core.training.storage.store import check_store_location
-from infra.loopback_guard import another_account_listens
+from infra.loopback_guard import ROOT, another_account_listens
 
 LAUNCH_SEPARATOR = "."
 
@@ -263,7 +263,7 @@ class Workspace:
 def _kept_secret(path: Path, drawn: bytes) -> bytes:
     """Return what a file holds that only this user can read; `drawn` is written where there is none yet."""
     with contextlib.suppress(FileNotFoundError):
-        return path.read_bytes()
+        return _own_secret(path)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(dir=path.parent)
     try:
@@ -274,7 +274,23 @@ def _kept_secret(path: Path, drawn: bytes) -> bytes:
             os.link(draft, path)
     finally:
         Path(draft).unlink()
-    return path.read_bytes()
+    return _own_secret(path)
+
+
+def _own_secret(path: Path) -> bytes:
+    """Return what a file of this user holds; in a folder that others may write, one may be another account's.
+
+    Raises:
+        ConfigurationError: It is.
+    """
+    with path.open("rb") as file:
+        owner = os.fstat(file.fileno()).st_uid
+        if os.geteuid() not in (owner, ROOT) and owner != ROOT:
+            raise ConfigurationError(
+                f"{path} must belong to the account that reads it, but belongs to the one of number {owner}, which "
+                f"knows it; set {HOME_VARIABLE} to a folder of your own"
+            )
+        return file.read()
 
 
 def run_of_launch(launch_id: str) -> str:

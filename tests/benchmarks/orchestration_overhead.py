@@ -59,7 +59,7 @@ PARTS = (
 """What passes until a moment, each from the one before; the first from when the night was asked for."""
 
 ROLES = {
-    "prefect server": "Prefect's server",
+    "flows.service.guarded_servers prefect": "Prefect's server",
     "torch.distributed.run": "watchers of workers",
     "heterps_core.training.node": "watchers of workers",
     "heterps_core.training.worker": "workers",

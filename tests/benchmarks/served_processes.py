@@ -9,8 +9,8 @@ import psutil
 from tests.served_workspace import ServedWorkspace
 
 SERVICES = {
-    "prefect server": 1,
-    "mlflow server": 1,
+    "flows.service.guarded_servers prefect": 1,
+    "flows.service.guarded_servers mlflow": 1,
     "flows.service.deployments": 1,
     "flows.service.serve": 1,
 }
@@ -35,7 +35,7 @@ def surplus(served: ServedWorkspace) -> list[str]:
 def has_service_above(process: psutil.Process) -> bool:
     """Tell whether a process was started by a service that runs no flows."""
     try:
-        return any(kind_of(each) in ("prefect server", "mlflow server") for each in process.parents())
+        return any("guarded_servers" in (kind_of(each) or "") for each in process.parents())
     except psutil.Error:
         return False
 

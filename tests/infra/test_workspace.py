@@ -3,6 +3,8 @@ import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -104,6 +106,28 @@ def test_a_file_without_a_password_opens_no_server(tmp_path, content):
 
     with pytest.raises(ConfigurationError, match=r"must hold user:password.*delete it"):
         workspace.password()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
+@pytest.mark.parametrize("draw", [Workspace.password, lambda workspace: workspace.run_key("r1")])
+def test_a_secret_that_another_account_has_laid_down_is_not_used(draw):
+    with TemporaryDirectory() as open_to_all:
+        workspace = Workspace(root=Path(open_to_all))
+        (workspace.root / "keys").mkdir()
+        for path in (workspace.root, workspace.root / "keys"):
+            path.chmod(0o1777)
+        for path in (workspace.password_path, workspace.root / "keys" / "r1"):
+            path.write_text("evil:evil")
+            os.chown(path, 1234, 1234)
+        os.seteuid(65_534)
+        try:
+            with pytest.raises(
+                ConfigurationError, match=r"belongs to the one of number 1234.*set HETERPS_HOME"
+            ):
+                draw(workspace)
+        finally:
+            os.seteuid(0)
 
 
 @pytest.fixture
