@@ -18,6 +18,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 
 from flows.service.prefect_connection import chosen_server, wait_for_server
 from flows.service.schedule import DEPLOYMENTS
+from heterps_core.errors import ConfigurationError
 from infra.workspace import HOME_VARIABLE, SERVICE_TIMEOUT_S, Workspace, answers
 
 FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -35,7 +36,14 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     if not is_prefect_command(sys.argv, sys.orig_argv):
         return None
     typed, sys.argv[1:] = sys.argv[1:], with_full_deployment_name(sys.argv[1:])
-    server = chosen_server(Workspace.locate())
+    try:
+        server = chosen_server(Workspace.locate())
+    except ConfigurationError as error:
+        if typed == sys.argv[1:]:
+            raise
+        # Prefect would go on with a server of its own.
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_status) from None
     if server is None or not answers(f"{server.api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
         if ctx.api_url or typed == sys.argv[1:]:
             return None

@@ -10,6 +10,7 @@ from flows.service.prefect_plugin import (
     setup_environment,
     with_full_deployment_name,
 )
+from infra.workspace import ServiceAddresses, Workspace
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,26 @@ def test_a_deployment_of_a_workspace_that_nobody_serves_is_refused_in_one_line(t
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"{tmp_path} must be served, but is not; start heterps serve" in error
+
+
+def test_a_password_that_cannot_be_used_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    for name in ("PREFECT_API_URL", "PREFECT_SERVER_API_AUTH_STRING", FLOW_RUN_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["/venv/bin/prefect", "deployment", "run", "train-ctr"])
+    workspace = Workspace(root=tmp_path)
+    workspace.write_services(
+        ServiceAddresses(prefect_url="http://127.0.0.1:9", mlflow_url="", supervisor_pid=1)
+    )
+    workspace.password_path.write_text("")
+
+    with pytest.raises(SystemExit) as ended:
+        setup_environment(ctx=HookContext("3.8.8", None, logging.getLogger))
+
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "must hold user:password" in error
 
 
 @pytest.mark.parametrize(
