@@ -147,6 +147,7 @@ class Workspace:
             ConfigurationError: A folder cannot be made or written.
         """
         try:
+            is_own = not self.root.exists() or self._is_own()
             for folder in (
                 self.data_directory,
                 self.profiles_directory,
@@ -156,7 +157,8 @@ class Workspace:
                 self.logs_directory,
             ):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._close_to_others()
+            if is_own:
+                self._close_to_others()
         except OSError as error:
             raise ConfigurationError(
                 f"the workspace must be a folder that can be written, but {error.filename or 'it'} is refused: "
@@ -168,6 +170,11 @@ class Workspace:
                 f"set {HOME_VARIABLE} to another folder"
             )
         return self
+
+    def _is_own(self) -> bool:
+        """Tell whether the folder is empty or a workspace already, and not one with other files, such as /srv."""
+        names = {path.name for path in self.root.iterdir()}
+        return not names or bool(names & {self.ledger_path.name, self.tracking_path.name})
 
     def _close_to_others(self) -> None:
         """Let other accounts of this machine read nothing: neither databases nor the files that name a run's nodes.

@@ -196,3 +196,18 @@ def test_runs_are_recorded_here_or_at_the_teams_server_and_nowhere_else(tmp_path
     monkeypatch.setenv("HETERPS_TRACKING_URI", "https://mlflow.example/")
 
     assert (workspace.tracking_uri, workspace.has_own_tracking) == ("https://mlflow.example", False)
+
+
+def test_a_folder_with_other_files_keeps_its_rights_and_a_workspace_is_closed_to_other_accounts(tmp_path):
+    shared, earlier, new = (tmp_path / name for name in ("srv", "earlier", "new"))
+    (shared / "photos").mkdir(parents=True)
+    earlier.mkdir()
+    (earlier / "mlflow.db").touch()
+    for folder in (shared, earlier):
+        folder.chmod(0o755)
+
+    modes = [
+        stat.S_IMODE(Workspace(root=root).create().root.stat().st_mode) for root in (shared, earlier, new)
+    ]
+
+    assert modes == [0o755, 0o700, 0o700]
