@@ -75,7 +75,7 @@ def take_logarithms(values: Floats, is_count: tuple[bool, ...]) -> Floats:
 
     Example:
         >>> take_logarithms(np.array([[0.0, 5.0], [-1.0, -1.0]]), (True, False)).round(3).tolist()
-        [[0.0, 5.0], [-0.6930000185966492, -1.0]]
+        [[0.0, 5.0], [-0.693, -1.0]]
     """
     if not any(is_count):
         return values

@@ -89,6 +89,21 @@ def trace_chain(
     return ModelGraph(name=name, layers=tuple(layers))
 
 
+def output_widths(chain: nn.Sequential) -> list[int]:
+    """Return how many numbers of a sample leave each layer of a chain; layers run in evaluation mode."""
+    widths, shape = [], (0,)
+    for module in chain:
+        if isinstance(module, SlotEmbedding):
+            shape = (module.output_width,)
+        else:
+            was_training = module.training
+            with torch.no_grad():
+                shape = tuple(module.eval()(torch.zeros(TRACED_ROWS, *shape)).shape[1:])
+            module.train(was_training)
+        widths.append(math.prod(shape))
+    return widths
+
+
 def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOptimizer]) -> Layer:
     # Lists count as full: what is reserved for them and sent of them at most.
     num_ids = len(module.id_columns)

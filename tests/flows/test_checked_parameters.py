@@ -218,7 +218,7 @@ OTHERS = [
     (profile_devices, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
     (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
-    (profile_devices, {"nights": 0}, "nights must be a whole number, at least 1"),
+    (profile_devices, {"epochs": 0}, "epochs must be a whole number, at least 1"),
     (compare_schedulers, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (compare_schedulers, {"device_types": ["gpu-v100"]}, "no offer carries device type gpu-v100"),
     (compare_schedulers, {"device_types": ["gpu-t4-spot"]}, "no price file has spot prices"),

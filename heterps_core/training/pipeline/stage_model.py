@@ -21,13 +21,12 @@ from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.models.tracing import trace_chain
+from heterps_core.models.tracing import output_widths
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
-from heterps_core.units import BYTES_PER_FLOAT32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +113,7 @@ def build_stage_model(
     check_stages_cover_chain(stages, len(chain))
     row_optimizer = get_row_optimizer(config.embedding_optimizer)
     dense_optimizer = get_dense_optimizer(config.dense_optimizer)
-    graph = trace_chain(
-        model,
-        chain,
-        dense_optimizer_values_per_parameter=dense_optimizer.state_values_per_parameter,
-        row_optimizer=row_optimizer,
-    )
+    widths = output_widths(chain)
     stage = stages[stage_index]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
@@ -145,15 +139,14 @@ def build_stage_model(
     for _, layer in named:
         layer.to(device)
     parameters = [parameter for _, layer in named for parameter in layer.parameters()]
-    input_bytes = graph.layers[stage.first_layer - 1].output_bytes_per_sample if stage.first_layer else 0
     return StageModel(
         layers=dict(named),
         tables=tables,
         dense_optimizer=dense_optimizer.new(parameters, config.dense_learning_rate, l2=config.dense_l2)
         if parameters
         else None,
-        input_width=input_bytes // BYTES_PER_FLOAT32,
-        output_width=graph.layers[stage.last_layer].output_bytes_per_sample // BYTES_PER_FLOAT32,
+        input_width=widths[stage.first_layer - 1] if stage.first_layer else 0,
+        output_width=widths[stage.last_layer],
         device=device,
     )
 

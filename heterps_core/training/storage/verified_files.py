@@ -63,9 +63,12 @@ def read_signed_json(run: RunDirectory, key: str) -> Any:
 
 
 def read_unverified_json(run: RunDirectory, key: str) -> Any:
-    """Return a document without a check of its tag, for what is only shown; None where there is none."""
-    signed = run.read_json(key)
-    return None if signed is None else signed[_DOCUMENT]
+    """Return a document without a check of its tag, for what is only shown; None where there is none.
+
+    Earlier versions wrote documents without a tag.
+    """
+    found = run.read_json(key)
+    return None if found is None else found.get(_DOCUMENT, found)
 
 
 def find_signed_json(run: RunDirectory, key: str) -> Any | None:

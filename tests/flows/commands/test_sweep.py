@@ -68,5 +68,8 @@ def test_cron_fails_where_a_provider_does_not_answer_and_sweeps_the_others(left)
     done = cron("--provider", "aws", "--provider", "local")
 
     assert done.returncode == 5
-    assert "aws in us-east-1 was not swept: to look for instances, AWS credentials are needed" in done.stderr
+    assert (
+        "aws in us-east-1 was not swept: AWS could not look for instances: Unable to locate credentials"
+        in done.stderr
+    )
     assert "ended left/stage0-node0 of run left: lease expired" in done.stdout

@@ -117,5 +117,5 @@ def test_the_exported_model_is_corrected_alike(source, sampled, trained, run_fol
 
     expected = 1 / (1 + np.exp(-trained["logits"]))
     np.testing.assert_allclose(predictor.predict(columns), expected, atol=1e-5)
-    logits = np.concatenate([rows["logit"] for rows in held_out_scores(predictor, sampled).rows()])
+    logits = held_out_scores(predictor, sampled).rows["logit"]
     np.testing.assert_allclose(logits, trained["logits"], atol=1e-4)
