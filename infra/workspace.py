@@ -172,9 +172,11 @@ class Workspace:
         return self
 
     def _is_own(self) -> bool:
-        """Tell whether the folder is empty or a workspace already, and not one with other files, such as /srv."""
-        names = {path.name for path in self.root.iterdir()}
-        return not names or bool(names & {self.ledger_path.name, self.tracking_path.name})
+        """Tell whether the folder is a workspace already, or holds no folder of something else, as /srv does."""
+        names = {path.name: path.is_dir() for path in self.root.iterdir()}
+        return not any(names.values()) or bool(
+            names.keys() & {self.ledger_path.name, self.tracking_path.name}
+        )
 
     def _close_to_others(self) -> None:
         """Let other accounts of this machine read nothing: neither databases nor the files that name a run's nodes.
