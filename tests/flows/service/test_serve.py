@@ -17,8 +17,8 @@ def clean_environment(monkeypatch):
     for name in ("HETERPS_TRACKING_URI", "HETERPS_TIMEZONE"):
         monkeypatch.delenv(name, raising=False)
     # Ports that are free on most machines: nothing is bound but for a moment.
-    monkeypatch.setenv("HETERPS_PREFECT_PORT", "42173")
-    monkeypatch.setenv("HETERPS_MLFLOW_PORT", "42174")
+    monkeypatch.setenv("HETERPS_PREFECT_PORT", "24173")
+    monkeypatch.setenv("HETERPS_MLFLOW_PORT", "24174")
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "http", "-1"])
