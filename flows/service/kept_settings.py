@@ -28,7 +28,7 @@ _UNSEEN = object()
 def register(deployments: Sequence[RunnerDeployment], *, record: Path) -> None:
     """Register deployments, each with what a person has set of it: pause, schedules, tags, concurrency, parameters.
 
-    What nobody set in Prefect comes from the code and the environment. A deployment that was deleted begins anew.
+    All other settings come from the code and the environment, as do those of a deployment that was deleted.
 
     Args:
         deployments: Changed in place, so that they may be registered again.

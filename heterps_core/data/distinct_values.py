@@ -20,9 +20,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.column_texts import canonical_texts
 from heterps_core.data.features import MIN_SLOT_ROWS
 from heterps_core.data.hashing import UInt64Array, hash_texts, text_lengths
+from heterps_core.data.reading.column_texts import canonical_texts
 from heterps_core.json_codec import JsonDocument
 from heterps_core.text_table import Table
 

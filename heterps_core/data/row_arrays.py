@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from heterps_core.data.column_texts import canonical_texts
 from heterps_core.data.features import FIRST_TEXT_RULE, SEQUENCE, FeatureSpec
 from heterps_core.data.hashing import ids_of_lists, keys_of_texts, rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.column_texts import canonical_texts
 from heterps_core.data.reading.row_batch import RowBatch, first_label
 from heterps_core.errors import DataError
 

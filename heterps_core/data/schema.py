@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.features import (
     BUCKET_ROWS,
     MEAN,
@@ -21,6 +20,7 @@ from heterps_core.data.features import (
     DynamicIds,
     FeatureSpec,
 )
+from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm

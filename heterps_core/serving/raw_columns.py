@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.column_texts import column_texts, identity_problem
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.parquet_reader import plain_column
 from heterps_core.data.reading.row_batch import clean, clean_lists, shorten
 from heterps_core.data.row_arrays import dense_input, ids_of_texts

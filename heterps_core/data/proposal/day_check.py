@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.column_texts import canonical_texts, column_texts
 from heterps_core.data.proposal.column_checks import (
     OUT_OF_ORDER,
     best_time_column,
@@ -28,6 +27,7 @@ from heterps_core.data.proposal.column_checks import (
 )
 from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.reading.row_batch import first_label, is_list
 from heterps_core.data.schema import DataSchema

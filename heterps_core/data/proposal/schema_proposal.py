@@ -13,7 +13,6 @@ from pathlib import PurePath
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.proposal.column_checks import best_time_column, times_of
 from heterps_core.data.proposal.column_roles import (
     CATEGORICAL,
@@ -28,6 +27,7 @@ from heterps_core.data.proposal.column_roles import (
 from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, SampledColumn, TableSample, sample_table
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.reading.row_batch import is_list, shorten
 from heterps_core.data.schema import DataSchema, MultiHotColumn

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from heterps_core.data.column_texts import column_texts
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.column_texts import column_texts
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
 from heterps_core.data.reading.parquet_reader import is_text, open_parquet, plain_column
 from heterps_core.data.reading.row_batch import is_list

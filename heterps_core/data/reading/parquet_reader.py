@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from heterps_core.data.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
+from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.row_batch import (
     RowBatch,
     check_rows,

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.canonical_text import canonical_text
-from heterps_core.data.column_texts import canonical_texts, column_texts
+from heterps_core.data.reading.canonical_text import canonical_text
+from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.schema import DataSchema
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

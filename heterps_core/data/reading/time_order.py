@@ -32,7 +32,7 @@ _TEXT_KINDS = (
 
 
 def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
-    """Check that rows are in the order of the schema's `time_column`, each file behind the one before.
+    """Check that rows are in the order of the schema's `time_column`, each file after the one before.
 
     Of each file this column alone is read. Without a `time_column` nothing is checked.
 
@@ -53,7 +53,7 @@ def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
                 raise DataError(
                     file,
                     f"rows must be in the order of {schema.time_column}, as the latest are held out, but row "
-                    f"{num_rows + found + 2 - (len(both) - len(rows)):,} has {_shown(both[found + 1])} behind "
+                    f"{num_rows + found + 2 - (len(both) - len(rows)):,} has {_shown(both[found + 1])} after "
                     f"{_shown(both[found])}; sort them, or give --prepare-sql a file with: SELECT * FROM rows "
                     f"ORDER BY {order}",
                 )

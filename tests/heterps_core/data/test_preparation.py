@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data import preparation, training_rows
-from heterps_core.data.canonical_text import canonical_text
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FIRST_TEXT_RULE, TEXT_RULE
 from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError

@@ -43,7 +43,7 @@ def write_parquet(path, times, *, row_group_size=4):
 def test_numbers_and_times_in_text_are_compared_by_value(tmp_path, times):
     check_time_order([write_text(tmp_path / "clicks.csv", times)], SCHEMA)
 
-    with pytest.raises(DataError, match=f"row {len(times) + 1} has .* behind"):
+    with pytest.raises(DataError, match=f"row {len(times) + 1} has .* after"):
         check_time_order([write_text(tmp_path / "clicks.csv", [*times, times[0]])], SCHEMA)
 
 
@@ -68,7 +68,7 @@ def test_a_file_must_go_on_where_the_one_before_ended(tmp_path):
     late = write_text(tmp_path / "late.csv", [2, 3])
 
     check_time_order([early, late], SCHEMA)
-    with pytest.raises(DataError, match=r"early\.csv: .*row 1 has 1 behind 3"):
+    with pytest.raises(DataError, match=r"early\.csv: .*row 1 has 1 after 3"):
         check_time_order([late, early], SCHEMA)
 
 
@@ -118,7 +118,7 @@ def test_shuffled_rows_are_refused_and_sorted_by_the_query_that_the_refusal_name
 def test_the_query_sorts_numbers_of_a_text_by_value(tmp_path):
     file = write_text(tmp_path / "clicks.csv", [10, 9, 200])
 
-    with pytest.raises(DataError, match=r"row 2 has 9 behind 10") as refusal:
+    with pytest.raises(DataError, match=r"row 2 has 9 after 10") as refusal:
         check_time_order([file], SCHEMA)
 
     query = RowQuery(tmp_path / "sorted.sql", str(refusal.value).rpartition(": ")[2])
@@ -185,7 +185,7 @@ def test_files_of_other_units_are_compared_by_value(tmp_path):
 def test_the_place_in_a_part_of_one_row_is_that_of_the_file(tmp_path):
     times = pa.array([5, 6, 7, 4])
 
-    with pytest.raises(DataError, match="row 4 has 4 behind 7"):
+    with pytest.raises(DataError, match="row 4 has 4 after 7"):
         check_time_order([write_parquet(tmp_path / "x.parquet", times, row_group_size=1)], SCHEMA)
 
 
@@ -197,7 +197,7 @@ def test_a_row_far_below_is_named_and_each_row_is_looked_at_once(tmp_path, monke
     look = time_order.is_earlier
     monkeypatch.setattr(time_order, "is_earlier", lambda times: looked_at.append(len(times)) or look(times))
 
-    with pytest.raises(DataError, match="row 140,000 has 5 behind 139998"):
+    with pytest.raises(DataError, match="row 140,000 has 5 after 139998"):
         check_time_order([file], SCHEMA)
 
     # Of each part but the first also the last row of the part before.

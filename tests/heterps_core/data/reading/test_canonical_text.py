@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from heterps_core.data.canonical_text import canonical_text
-from heterps_core.data.column_texts import canonical_texts, column_texts
 from heterps_core.data.distinct_values import ValueCounter
 from heterps_core.data.features import FIRST_TEXT_RULE
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading.canonical_text import canonical_text
+from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.schema import DataSchema, MultiHotColumn
 from heterps_core.errors import DataError
 from heterps_core.serving.raw_columns import model_input
@@ -221,7 +221,7 @@ def test_ids_with_a_missing_one_among_them_stay_as_they_were(tmp_path):
     ],
 )
 def test_floating_ids_whose_digits_may_be_lost_are_refused(values, shown, tmp_path):
-    with pytest.raises(DataError, match=f"column id must hold categories that can be told.*{shown}.*int64"):
+    with pytest.raises(DataError, match=f"column id must hold categories that differ.*{shown}.*int64"):
         served(values)
     with pytest.raises(DataError, match=rf"rows.*\.parquet: column id must hold.*{shown}"):
         read_parquet(pa.array(values, from_pandas=True), tmp_path)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.canonical_text import BLANKS, WORDS, canonical_text
+from heterps_core.data.reading.canonical_text import BLANKS, WORDS, canonical_text
 
 _EXACT_BELOW = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
 """By the bits of a floating type: from here on several whole numbers may be written alike."""
@@ -69,7 +69,7 @@ def identity_problem(column: pa.Array) -> str | None:
     if not len(lost):
         return None
     return (
-        f"must hold categories that can be told from each other, but holds {lost[0]:.17g} as a {column.type}, "
+        f"must hold categories that differ from each other, but holds {lost[0]:.17g} as a {column.type}, "
         f"which is exact below {exact_below:.0f} only; write ids as whole numbers (int64, in pandas Int64) or texts"
     )
 
