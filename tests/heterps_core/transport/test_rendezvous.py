@@ -239,6 +239,8 @@ def take_part(rank, port, harm, answers):
         answers.put((action.__name__, rank, answer))
     store.set(f"ended {rank}", "")
     store.wait(["ended 0", "ended 1"])
+    # A thread of gloo that still runs when the process exits aborts it.
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
