@@ -1,7 +1,7 @@
 """Run one benchmark: `python -m tests.benchmarks NAME [--json FILE]`.
 
-A benchmark is a function `run(*, seed, ...)` that prints a table and returns its figures; it is listed in
-`BENCHMARKS`. This file adds what makes a figure worth keeping: command, hardware, versions and seed.
+A benchmark is a module here with a function `run(*, seed, ...)` that prints a table and returns its figures; its name
+is listed in `BENCHMARKS`. This file adds what makes a figure worth keeping: command, hardware, versions and seed.
 """
 
 from __future__ import annotations
@@ -16,50 +16,36 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = {
-    "chaos": "tests.benchmarks.chaos:run",
-    "elastic": "tests.benchmarks.elastic:run",
-    "fault_injection": "tests.benchmarks.fault_injection:run",
-    "gpu_split": "tests.benchmarks.gpu_split:run",
-    "input_scale": "tests.benchmarks.input_scale:run",
-    "input_speed": "tests.benchmarks.input_speed:run",
-    "measured_clusters": "tests.benchmarks.measured_clusters:run",
-    "models": "tests.benchmarks.models:run",
-    "nights": "tests.benchmarks.nights:run",
-    "orchestration_overhead": "tests.benchmarks.orchestration_overhead:run",
-    "pipeline_efficiency": "tests.benchmarks.pipeline_efficiency:run",
-    "pictures": "tests.benchmarks.pictures:run",
-    "plan_truth": "tests.benchmarks.plan_truth:run",
-    "planner_anytime": "tests.benchmarks.planner_anytime:run",
-    "planner_proofs": "tests.benchmarks.planner_proofs:run",
-    "planner_quality": "tests.benchmarks.planner_quality:run",
-    "planner_speed": "tests.benchmarks.planner_speed:run",
-    "prediction_error": "tests.benchmarks.prediction_error:run",
-    "quality": "tests.benchmarks.quality:run",
-    "serving": "tests.benchmarks.serving:run",
-    "spot_fleets": "tests.benchmarks.spot_fleets:run",
-    "tiered_table": "tests.benchmarks.tiered_table:run",
-    "training_speed": "tests.benchmarks.training_speed:run",
-    "zero_shot": "tests.benchmarks.zero_shot:run",
-}
-
-PACKAGES = (
-    "heterps",
-    "numpy",
-    "torch",
-    "optuna",
-    "pyarrow",
-    "torchrec",
-    "fbgemm-gpu-cpu",
-    "rocksdict",
-    "lmdb",
+BENCHMARKS = (
+    "chaos",
+    "elastic",
+    "fault_injection",
+    "gpu_split",
+    "input_scale",
+    "input_speed",
+    "measured_clusters",
+    "models",
+    "nights",
+    "pipeline_efficiency",
+    "pictures",
+    "plan_truth",
+    "planner_proofs",
+    "planner_quality",
+    "planner_speed",
+    "prediction_error",
+    "quality",
+    "serving",
+    "tiered_table",
+    "training_speed",
 )
+
+PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")
 
 
 def main() -> int:
     """Run the named benchmark and write its record."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("name", choices=sorted(BENCHMARKS))
+    parser.add_argument("name", choices=BENCHMARKS)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -75,19 +61,19 @@ def main() -> int:
         "--data", metavar="FILE", help="rows in the Criteo format, where a benchmark takes some"
     )
     options = parser.parse_args()
-    module_name, function_name = BENCHMARKS[options.name].split(":")
-    run = getattr(import_module(module_name), function_name)
+    run = import_module(f"tests.benchmarks.{options.name}").run
+    known = inspect.signature(run).parameters
     arguments: dict[str, Any] = {"seed": options.seed}
     if options.cases is not None:
-        if "num_cases" not in inspect.signature(run).parameters:
+        if "num_cases" not in known:
             parser.error(f"{options.name} draws no random problems, so --cases says nothing")
         arguments["num_cases"] = options.cases
     if options.data is not None:
-        if "data" not in inspect.signature(run).parameters:
+        if "data" not in known:
             parser.error(f"{options.name} takes no rows, so --data says nothing")
         arguments["data"] = options.data
     if options.keep is not None:
-        if "keep" not in inspect.signature(run).parameters:
+        if "keep" not in known:
             parser.error(f"{options.name} keeps nothing, so --keep says nothing")
         options.keep.mkdir(parents=True, exist_ok=True)
         arguments["keep"] = options.keep

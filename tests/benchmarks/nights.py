@@ -1,6 +1,8 @@
 """Thirty nights on a stream that drifts: how each ends, and how near models stay to the best reachable AUC.
 
-The story is that of `thirty_nights`. Each night runs `train-ctr` as the schedule does, in a process of its own with
+Days arrive one by one, and three things go wrong on the way: a day's rows are damaged and repaired later, a day
+arrives a day late, and prices jump. The night of day n trains day n and judges on day n + 1, which arrived on the
+evening before. Each night runs `train-ctr` as the schedule does, in a process of its own with
 the parameters of the deployment, and must end as `docs/OPERATING.md` says; afterwards nothing may be recorded as
 running, no day may have been trained twice, and no machine may be alive. Every third night loses a machine while it
 trains, without notice, and goes on by itself. With `--keep` workspace and data stay.
@@ -8,6 +10,7 @@ trains, without notice, and goes on by itself. With `--keep` workspace and data 
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import statistics
@@ -16,27 +19,35 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from heterps_core.data.reading.days import PARTITION_PREFIX
+from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.workspace import HOME_VARIABLE, Workspace
+from tasks.prices import price_folder
 from tasks.records.past_runs import PastRun, past_trainings
 from tasks.running.losses import read_losses
-from tests.benchmarks.thirty_nights import (
-    ArrivingDays,
-    Documented,
-    day_of,
-    documented_ending,
-    loses_a_machine,
-)
 from tests.heterps_core.training.node_processes import kill_machine, nodes_of
 from tests.waiting import wait_for
 
 ROWS_PER_DAY = 20_000
+FIRST_DAY = date(2026, 10, 1)
+
+BAD, REPAIRED, LATE, PRICES = 7, 9, 14, 20
+"""Nights before which a damaged day arrives, is repaired, is late, and prices jump; counted from 1."""
+
+NIGHTS_PER_LOSS = 3
+
+PRICE_JUMP = 4.0
+"""Accelerators cost so many times as much from then on."""
 NIGHT_LIMIT_S = 300.0
 
 
@@ -205,3 +216,105 @@ def print_nights(nights: Sequence[PastRun], endings: Sequence[Ending]) -> None:
 def figure(name: str, value: float, unit: str) -> dict[str, Any]:
     """Return a figure in the form of the benchmark contract."""
     return {"name": name, "value": value, "unit": unit, "higher_is_better": False}
+
+
+class Documented(StrEnum):
+    """How a night ends, as `docs/OPERATING.md` says."""
+
+    TRAINED = "trained"
+    REFUSED = "refused"
+    """Fails and names the damaged day."""
+
+    NOTHING_NEW = "nothing new"
+    """Its latest whole day is done, and it says so."""
+
+
+def documented_ending(night: int) -> Documented:
+    """Return how a night ends that nothing else disturbs; a day that is back-filled is trained."""
+    if night in (BAD, BAD + 1):
+        return Documented.REFUSED
+    return Documented.NOTHING_NEW if night == LATE else Documented.TRAINED
+
+
+def loses_a_machine(night: int) -> bool:
+    """Return whether a machine of a night is killed while it trains."""
+    return night % NIGHTS_PER_LOSS == 0 and documented_ending(night) is Documented.TRAINED
+
+
+def day_of(number: int) -> date:
+    """Return the date of a day; days, like nights, count from 1."""
+    return FIRST_DAY + timedelta(days=number - 1)
+
+
+class ArrivingDays:
+    """A folder in which the days arrive.
+
+    Args:
+        folder: Gets `clicks`, where they arrive, and `arriving`, where they wait.
+        num_nights: One day more is written.
+        rows_per_day: Of clicks.
+        seed: Of the stream.
+    """
+
+    def __init__(self, folder: Path, *, num_nights: int, rows_per_day: int, seed: int) -> None:
+        self.data, self._waiting = folder / "clicks", folder / "arriving"
+        self.data.mkdir(exist_ok=True)
+        write_click_days(
+            self._waiting, first_day=FIRST_DAY, num_days=num_nights + 1, rows_per_day=rows_per_day, seed=seed
+        )
+        self._arrive(1)
+
+    def evening_before(self, night: int, workspace: Workspace) -> list[int]:
+        """Let happen what happens before a night, in the order of nights.
+
+        Returns:
+            The nights whose days are to be back-filled first.
+        """
+        if night != LATE:
+            self._arrive(night + 1)
+        if night == BAD:
+            self._damage(night + 1)
+        if night == PRICES:
+            raise_prices(workspace)
+        if night == LATE + 1:
+            self._arrive(night)
+            return [LATE]
+        if night == REPAIRED:
+            self._repair(BAD + 1)
+            return [BAD, BAD + 1]
+        return []
+
+    def _arrive(self, number: int) -> None:
+        """Let a day arrive whole."""
+        self._partition(number, self._waiting).rename(self._partition(number, self.data))
+
+    def _damage(self, number: int) -> None:
+        """Put a line in the middle of a day's file that is no row, and keep the good file beside the folder."""
+        [path] = self._partition(number, self.data).glob("*.tsv.gz")
+        good = path.read_bytes()
+        self._good_file(number).write_bytes(good)
+        rows = gzip.decompress(good).splitlines(keepends=True)
+        rows[len(rows) // 2] = b"no row at all\n"
+        path.write_bytes(gzip.compress(b"".join(rows)))
+
+    def _repair(self, number: int) -> None:
+        """Put the good file back."""
+        [path] = self._partition(number, self.data).glob("*.tsv.gz")
+        path.write_bytes(self._good_file(number).read_bytes())
+
+    def _partition(self, number: int, folder: Path) -> Path:
+        return folder / f"{PARTITION_PREFIX}{day_of(number)}"
+
+    def _good_file(self, number: int) -> Path:
+        return self._waiting / f"{day_of(number)}.good"
+
+
+def raise_prices(workspace: Workspace) -> None:
+    """Write prices of today in which accelerators have become expensive."""
+    offers = [
+        replace(offer, price_usd_per_hour=offer.price_usd_per_hour * PRICE_JUMP)
+        if offer.instance_type.accelerator_count
+        else offer
+        for offer in BUNDLED_SNAPSHOT.offers()
+    ]
+    write_refreshed(price_folder(workspace), offers, at=datetime.now(UTC))

@@ -21,7 +21,7 @@ from heterps_core.errors import ConfigurationError
 from tasks.publishing import PREFECT_FLOW_RUN
 from tasks.records.mlflow_views import nights_address
 from tasks.records.past_runs import past_trainings
-from tests.benchmarks.browser import Browser, open_browser
+from tests.browser import Browser, open_browser
 from tests.paths import PROJECT
 from tests.served_workspace import ServedWorkspace
 

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
-from tests.benchmarks.independent_planner import CandidateStages, CheaperPlanSearch
-from tests.benchmarks.planner import figure, show
+from tests.benchmarks.planner import MAX_UNITS, figure, show
 from tests.builders import make_problem
+from tests.independent_planner import CandidateStages, CheaperPlanSearch
 
 SIZES = ((4, 3), (5, 3), (8, 3), (8, 4), (10, 4), (12, 4), (14, 5), (16, 5))
 MAX_LAYERS_OF_BRUTE_FORCE = 5
@@ -40,6 +41,9 @@ BUDGETS = dict.fromkeys(SCHEDULERS.keys() - {"exact"}, 200) | {"bayesian": 12, "
 
 SHOWN_EVERY = 50
 """Problems after which the counts so far are printed, as a run of 1,000 takes over an hour."""
+
+LONGEST_DRAW_S = 30.0
+"""Search for the plan without caps that the caps of a tight problem are made of."""
 
 SAME_COST = 1e-9
 """Relative difference of two sums of the same plan; a proof is false beyond it."""
@@ -210,3 +214,27 @@ def charged(problem: SchedulingProblem, random: np.random.Generator) -> Scheduli
         restart_seconds=180.0,
     )
     return replace(problem, device_types=units, extra_costs=charges)
+
+
+def draw_tight(num_layers: int, num_types: int, *, seed: int) -> Iterator[SchedulingProblem]:
+    """Yield random problems in which the cheapest plan without caps breaks them."""
+    for case_seed in count(1_000_000 * (seed + 1)):
+        random = np.random.default_rng(case_seed)
+        problem = make_problem(case_seed, num_layers=num_layers, num_types=num_types, max_units=MAX_UNITS)
+        problem = replace(problem, step_model=StepModel.TRAINER if case_seed % 2 else StepModel.PAPERS)
+        try:
+            stages = find_optimum(problem, seconds=LONGEST_DRAW_S).stages
+        except InfeasiblePlanError:
+            continue
+        used = Counter({stage.device_type: 0 for stage in stages})
+        for stage in stages:
+            used[stage.device_type] += stage.num_replicas
+        typical = max(1, int(np.mean(list(used.values()))))
+        units = {
+            name: replace(
+                unit, max_units=max(1, int(used.get(name, typical) * float(random.uniform(0.5, 0.9))))
+            )
+            for name, unit in problem.device_types.items()
+        }
+        problem = replace(problem, device_types=units)
+        yield charged(problem, random) if case_seed % 5 == 0 else problem

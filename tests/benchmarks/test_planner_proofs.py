@@ -5,9 +5,9 @@ import pytest
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from tests.benchmarks import planner_proofs
-from tests.benchmarks.independent_planner import CandidateStages, CheaperPlanSearch
 from tests.benchmarks.planner_proofs import draw_capped, examine
 from tests.builders import make_problem
+from tests.independent_planner import CandidateStages, CheaperPlanSearch
 from tests.paths import TESTS
 
 PROBLEMS = TESTS / "golden" / "problems"

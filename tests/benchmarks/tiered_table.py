@@ -2,18 +2,16 @@
 
 What is compared trains by the loop of a worker, each in a process of its own, in turns: a process is stopped, with
 its sweeps, while another runs. Figures are medians of the rounds' ratios. The control group of a process allows the
-memory for rows and what the process has without a table; the peak is the kernel's count, page cache included. Beside
-the sweep stand a mapped file and two key-value stores with the same rows and limit, where these are installed.
+memory for rows and what the process has without a table; the peak is the kernel's count, page cache included.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -28,14 +26,12 @@ from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.embeddings.sweep_memory import SWEEPING_THREADS
 from heterps_core.training.checkpoint import TrainingCursor
-from tests.benchmarks.tiered_stores import STORES
 from tests.benchmarks.tiered_training import (
     BATCH_SIZE,
     NUM_BATCHES,
     NUM_ROWS,
     ROW_BYTES,
     Case,
-    EndedError,
     Trainer,
     make_loop,
     write_ids,
@@ -89,10 +85,7 @@ def run(*, seed: int = 0, num_cases: int = NUM_ROWS) -> list[dict[str, Any]]:
             for ratio in RATIOS:
                 name = f"{ratio}x_zipf{exponent}"
                 memory_bytes = num_rows * ROW_BYTES // ratio
-                kinds = ["memory", "swept"]
-                if ratio == RATIOS[0] and exponent == EXPONENTS[0]:
-                    kinds += installed_stores()
-                cases = [Case(ids, kind, num_rows, memory_bytes) for kind in kinds]
+                cases = [Case(ids, kind, num_rows, memory_bytes) for kind in ("memory", "swept")]
                 figures += compare(
                     name, cases, root, base_bytes=base_bytes, disk_bytes_per_s=disk_bytes_per_s
                 )
@@ -116,14 +109,7 @@ def compare(
             limit = None if case.kind == "memory" else base_bytes + case.memory_bytes + MORE_BYTES
             trainer = Trainer(case, folder, running.enter_context(memory_group(limit)))
             running.callback(trainer.end)
-            try:
-                trainer.warm_up()
-            except EndedError as error:
-                # The kernel kills a store that does not keep to the memory.
-                if case.kind not in STORES:
-                    raise
-                print(f"{case.kind}: left out, {error}", flush=True)
-                continue
+            trainer.warm_up()
             trainers.append(trainer)
         swept = trainers[1]
         counts_before, step_before = swept.counts, swept.steps_of_sweeps
@@ -157,42 +143,13 @@ def compare(
         f"{limit_bytes / 1e6:.0f} MB",
         flush=True,
     )
-    figures = [
+    return [
         figure(f"swept_over_memory_{name}", ratio, "ratio"),
         figure(f"swept_over_memory_cpu_{name}", cpu_per_step[0] / cpu_per_step[1], "ratio"),
         figure(f"sweep_ns_per_byte_{name}", sweep_ns, "ns/byte", higher_is_better=False),
         figure(f"swept_over_disk_limit_{name}", speeds["swept"] / allowed, "ratio"),
         figure(f"swept_peak_over_limit_{name}", peak_bytes / limit_bytes, "ratio", higher_is_better=False),
     ]
-    stores = [index for index, trainer in enumerate(trainers) if trainer.case.kind in STORES]
-    if stores:
-        kind, best, is_bound = max(
-            (
-                best_speed(trainers[index].case.kind, [speeds_of[index] for speeds_of in rounds])
-                for index in stores
-            ),
-            key=lambda found: found[1],
-        )
-        if is_bound:
-            print(
-                f"swept_over_best_store_10x is at least this: in {NUM_ROUNDS * ROUND_S:.0f} s {kind} finished "
-                f"{best / BATCH_SIZE * NUM_ROUNDS * ROUND_S - 1:.0f} steps, so less than {best:,.0f} samples/s",
-                flush=True,
-            )
-        figures.append(figure("swept_over_best_store_10x", speeds["swept"] / best, "ratio"))
-    return figures
-
-
-def best_speed(kind: str, steps_per_s: Sequence[float]) -> tuple[str, float, bool]:
-    """Return a store with its samples/s, and whether these are a bound, as the median round saw no end of a step.
-
-    With n steps in all rounds, of `ROUND_S` each, it did less than n + 1.
-    """
-    speed = statistics.median(steps_per_s)
-    if speed > 0:
-        return kind, speed * BATCH_SIZE, False
-    num_steps = round(sum(steps_per_s) * ROUND_S)
-    return kind, (num_steps + 1) / (NUM_ROUNDS * ROUND_S) * BATCH_SIZE, True
 
 
 def largest_difference(root: Path, *, seed: int) -> list[dict[str, Any]]:
@@ -307,14 +264,3 @@ def _is_removed(group: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def installed_stores() -> list[str]:
-    """Return the stores whose packages are installed, and tell which are left out."""
-    found = []
-    for name, store in STORES.items():
-        if store.package is None or importlib.util.find_spec(store.package) is not None:
-            found.append(name)
-        else:
-            print(f"{name}: left out; for the comparison: pip install {store.package}")
-    return found

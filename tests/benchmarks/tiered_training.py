@@ -26,7 +26,6 @@ from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
-from tests.benchmarks.tiered_stores import STORES
 from tests.benchmarks.training_engine import LAST_LAYER, NUM_DENSE, NUM_SLOTS, make_features
 
 NUM_ROWS = 20_000_000
@@ -45,7 +44,7 @@ class Case:
 
     ids: Path
     kind: str = "memory"
-    """"memory", "swept", or a name in `STORES`."""
+    """Where rows are: "memory", or "swept" for those on disk."""
 
     num_rows: int = NUM_ROWS
     memory_bytes: int = 0
@@ -114,21 +113,15 @@ def make_loop(
         embedding_memory_bytes=case.memory_bytes if case.kind == "swept" else None,
     )
     stages = [Stage(0, LAST_LAYER, "cpu", num_replicas)]
-    store = STORES.get(case.kind)
     model = build_stage_model(
         "ctrdnn",
-        make_features(case.num_rows if store is None else 2 * NUM_SLOTS),
+        make_features(case.num_rows),
         config,
         stages,
         0,
         group,
         scratch=folder,
     )
-    if store is not None:
-        table = store.table(folder, num_rows=case.num_rows, memory_bytes=case.memory_bytes)
-        model.tables["embedding"] = table
-        model.layers["embedding"].attach_table(table)
-        model.layers["embedding"].offsets_K.copy_(torch.arange(NUM_SLOTS) * (case.num_rows // NUM_SLOTS))
     runner = StageRunner(
         list(model.layers.values()),
         layout=RankLayout((tuple(range(num_replicas)),)),
@@ -170,21 +163,13 @@ class Trainer:
         )
         self._process.start()
 
-    def warm_up(self, timeout_s: float = 900.0, store_timeout_s: float = 120.0) -> None:
-        """Wait until sixteen windows have begun, or ten steps are done where there are none; then stop.
-
-        A store that is slower than that is measured as it is: under the limit a mapped file may take minutes a step.
-        """
-        limit_s = store_timeout_s if self.case.kind in STORES else timeout_s
+    def warm_up(self, timeout_s: float = 900.0) -> None:
+        """Wait until sixteen windows have begun, or ten steps are done where there are none; then stop."""
         started_s = time.monotonic()
         while self._counts[5] < 16 if self.case.kind == "swept" else self._steps.value < 10:
             if not self._process.is_alive():
                 raise EndedError(f"the process of {self.case} ended with {self._process.exitcode}")
-            # What fills a store has no limit.
-            is_filled = self.case.kind not in STORES or self._steps.value > 0
-            if time.monotonic() - started_s > (limit_s if is_filled else timeout_s):
-                if self.case.kind in STORES:
-                    break
+            if time.monotonic() - started_s > timeout_s:
                 raise RuntimeError(
                     f"the process of {self.case} did not come to its {self._steps.value + 1}th step"
                 )

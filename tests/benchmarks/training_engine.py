@@ -1,18 +1,22 @@
-"""The engine as the speed benchmark drives it: ready batches in memory, steps as a worker makes them."""
+"""The engine as the speed benchmark drives it: ready batches in memory, steps as one worker or two make them."""
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.features import NO_ID, FeatureSpec
+from heterps_core.data.features import FeatureSpec
 from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
@@ -20,6 +24,7 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from infra.workspace import free_loopback_port
 from tests.one_step import train_one_step
 
 LEARNING_RATES = {"dense_learning_rate": 1e-3, "embedding_learning_rate": 0.05}
@@ -29,45 +34,29 @@ DIMENSION, WIDTHS = EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 NUM_BATCHES = 8
 LAST_LAYER = 2 * len(WIDTHS) + 1
 STEPS_UNTIL_PEAK = 10
+NUM_WORKERS = 2
 
 
-def make_features(num_rows: int, *, list_length: int = 1) -> FeatureSpec:
-    """Return the slots of a table of about that many rows, with lists of so many values at most, which are summed."""
+def make_features(num_rows: int) -> FeatureSpec:
+    """Return the slots of a table of about that many rows."""
     return FeatureSpec(
         num_dense=NUM_DENSE,
         slot_rows=(num_rows // NUM_SLOTS,) * NUM_SLOTS,
-        slot_lengths=(list_length,) * NUM_SLOTS,
     )
 
 
-def make_batches(num_rows: int, *, seed: int, list_length: int = 1) -> list[ClickBatch]:
-    """Return batches whose ids are drawn evenly: the hardest case for caches. Lists have from one value to all."""
+def make_batches(num_rows: int, *, seed: int) -> list[ClickBatch]:
+    """Return batches whose ids are drawn evenly: the hardest case for caches."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (BATCH_SIZE, NUM_SLOTS, list_length)
-
-    def draw_ids() -> Tensor:
-        ids = torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator)
-        counts = torch.randint(1, list_length + 1, (*shape[:2], 1), generator=generator)
-        return ids.where(torch.arange(list_length) < counts, NO_ID).flatten(1)
-
+    shape = (BATCH_SIZE, NUM_SLOTS)
     return [
         ClickBatch(
             dense=torch.randn(BATCH_SIZE, NUM_DENSE, generator=generator),
-            ids=draw_ids(),
+            ids=torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator),
             labels=torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
         )
         for _ in range(NUM_BATCHES)
     ]
-
-
-def dense_layers() -> nn.Sequential:
-    """Return the model's dense layers in plain torch, as other engines run them."""
-    layers: list[nn.Module] = []
-    width = NUM_SLOTS * DIMENSION + NUM_DENSE
-    for hidden in WIDTHS:
-        layers += [nn.Linear(width, hidden), nn.ReLU()]
-        width = hidden
-    return nn.Sequential(*layers, nn.Linear(width, 1))
 
 
 def make_step(
@@ -79,14 +68,11 @@ def make_step(
     group: ProcessGroup | None = None,
     num_replicas: int = 1,
     shares_memory: bool = False,
-    list_length: int = 1,
 ) -> Callable[[], None]:
     """Return a training step of one replica of a single stage; each call takes the next batch."""
-    model, runner = _make_replica(
-        num_rows, precision, seed, replica, group, num_replicas, shares_memory, list_length
-    )
+    model, runner = _make_replica(num_rows, precision, seed, replica, group, num_replicas, shares_memory)
     parts = []
-    for batch in make_batches(num_rows, seed=seed, list_length=list_length):
+    for batch in make_batches(num_rows, seed=seed):
         ((size, rows),) = runner.row_slices(BATCH_SIZE, 1)
         parts.append(MicroBatch(size, batch.rows(rows.first, rows.stop)))
     upcoming = itertools.cycle(parts)
@@ -95,6 +81,39 @@ def make_step(
         train_one_step(model, runner, [next(upcoming)], **LEARNING_RATES)
 
     return step
+
+
+@contextmanager
+def two_workers(num_rows: int, seed: int, *, shares_memory: bool) -> Iterator[Callable[[], None]]:
+    """Yield a step of two processes of one thread, joined by gloo; they sleep between calls."""
+    context = multiprocessing.get_context("spawn")
+    port = free_loopback_port()
+    ends, processes = [], []
+    for rank in range(NUM_WORKERS):
+        mine, theirs = context.Pipe()
+        processes.append(
+            context.Process(
+                target=_work, args=(rank, port, theirs, num_rows, seed, shares_memory), daemon=True
+            )
+        )
+        processes[-1].start()
+        ends.append(mine)
+
+    def step() -> None:
+        for end in ends:
+            end.send(True)
+        for end in ends:
+            end.recv()
+
+    try:
+        for end in ends:
+            end.recv()
+        yield step
+    finally:
+        for end in ends:
+            end.send(False)
+        for process in processes:
+            process.join()
 
 
 def measured_memory(num_rows: int, *, seed: int) -> tuple[int, int]:
@@ -132,7 +151,6 @@ def _make_replica(
     group: ProcessGroup | None,
     num_replicas: int,
     shares_memory: bool,
-    list_length: int = 1,
 ) -> tuple[StageModel, StageRunner]:
     config = TrainingConfig(
         batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed, precision=precision
@@ -143,9 +161,7 @@ def _make_replica(
     if group is not None and shares_memory:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
         assert link is not None
-    model = build_stage_model(
-        "ctrdnn", make_features(num_rows, list_length=list_length), config, stages, 0, group, link
-    )
+    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group, link)
     runner = StageRunner(
         list(model.layers.values()),
         layout=layout,
@@ -158,3 +174,30 @@ def _make_replica(
         link=link,
     )
     return model, runner
+
+
+def _work(rank: int, port: int, end: Connection, num_rows: int, seed: int, shares_memory: bool) -> None:
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        GLOO_SOCKET_IFNAME="lo",
+        RANK=str(rank),
+        WORLD_SIZE=str(NUM_WORKERS),
+        LOCAL_WORLD_SIZE=str(NUM_WORKERS),
+    )
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    step = make_step(
+        num_rows,
+        precision="float32",
+        seed=seed,
+        replica=rank,
+        group=dist.group.WORLD,
+        num_replicas=NUM_WORKERS,
+        shares_memory=shares_memory,
+    )
+    end.send(True)
+    while end.recv():
+        step()
+        end.send(True)
+    dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""How near a training step comes to what the machine can do at most, and to other engines, in one process and two.
+"""How near a training step comes to what the machine can do at most, in one process and two.
 
 The limit is the time of the step's matrix products alone (forward, gradients of inputs and of weights; the same
 shapes, type and threads) plus the bytes that look-ups and row updates must move over the measured copy bandwidth.
@@ -17,7 +17,6 @@ import resource
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +24,6 @@ from torch import Tensor
 
 from heterps_core.training.gradients.weight_gradients import FLOATS_PER_REGISTER
 from heterps_core.training.pipeline.stage_layers import DTYPES
-from tests.benchmarks.training_baselines import FBGEMM_INSTALL, fbgemm_step, make_worker_step, two_workers
 from tests.benchmarks.training_engine import (
     BATCH_SIZE,
     DIMENSION,
@@ -34,19 +32,13 @@ from tests.benchmarks.training_engine import (
     WIDTHS,
     make_step,
     measured_memory,
+    two_workers,
 )
-from tests.benchmarks.training_torchrec import INSTALL as TORCHREC_INSTALL
-from tests.benchmarks.training_torchrec import SHARDINGS as TORCHREC_SHARDINGS
-from tests.benchmarks.training_torchrec import is_installed as torchrec_is_installed
-from tests.benchmarks.training_torchrec import make_torchrec_step
 
 NUM_THREADS = 2
 NUM_ROUNDS = 40
 LEAST_UNDISTURBED = 5
 SIZES = {"1M": 1_000_000, "10M": 10_000_000}
-LONGEST_LIST = 9
-"""Of lists whose mean length is five."""
-
 COPIED_FLOATS = 2**25
 """128 MiB: several times the caches."""
 
@@ -61,9 +53,7 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     )
     try:
         figures = [entry for size, rows in SIZES.items() for entry in fractions_of_limit(size, rows, seed)]
-        figures += over_fbgemm(seed)
         figures += [entry for size, rows in SIZES.items() for entry in over_one_process(size, rows, seed)]
-        figures += over_torchrec(seed)
     finally:
         torch.set_num_threads(num_threads)
     figures += memory(seed)
@@ -101,28 +91,14 @@ def fractions_of_limit(size: str, num_rows: int, seed: int) -> list[dict[str, An
     return figures
 
 
-def over_fbgemm(seed: int) -> list[dict[str, Any]]:
-    """Compare the engine with plain torch layers behind FBGEMM's fused table, where that is installed."""
-    figures = []
-    for name, list_length in (("fp32_over_fbgemm_1M", 1), ("fp32_over_fbgemm_lists_1M", LONGEST_LIST)):
-        other = fbgemm_step(SIZES["1M"], seed=seed, list_length=list_length)
-        if other is None:
-            print(f"{name}: left out; {FBGEMM_INSTALL}")
-            continue
-        step = make_step(SIZES["1M"], precision="float32", seed=seed, list_length=list_length)
-        rounds = in_turns({"step": step, "other": other})
-        figures += ratios(name, rounds["other"], rounds["step"])
-    return figures
-
-
 def over_one_process(size: str, num_rows: int, seed: int) -> list[dict[str, Any]]:
     """Compare two workers of one thread, which share the table, with one process of two threads.
 
     As workers of one machine they share memory; "by_messages" is what workers of several do, over loopback.
     """
     with (
-        two_workers(make_worker_step, num_rows, seed, True) as both,
-        two_workers(make_worker_step, num_rows, seed, False) as both_by_messages,
+        two_workers(num_rows, seed, shares_memory=True) as both,
+        two_workers(num_rows, seed, shares_memory=False) as both_by_messages,
     ):
         one = make_step(num_rows, precision="float32", seed=seed)
         rounds = in_turns({"one": one, "two": both, "by_messages": both_by_messages})
@@ -133,37 +109,6 @@ def over_one_process(size: str, num_rows: int, seed: int) -> list[dict[str, Any]
         *ratios(f"two_workers_by_messages_over_one_process{suffix}", rounds["one"], rounds["by_messages"])[
             :1
         ],
-    ]
-
-
-def over_torchrec(seed: int) -> list[dict[str, Any]]:
-    """Compare two workers with TorchRec's DistributedModelParallel on two processes, where that is installed.
-
-    The figure is over the faster of its ways to place tables.
-    """
-    if not torchrec_is_installed():
-        print(f"two_workers_over_torchrec: left out; {TORCHREC_INSTALL}")
-        return []
-    with ExitStack() as running:
-        work = {
-            f"torchrec {sharding}": running.enter_context(
-                two_workers(make_torchrec_step, SIZES["1M"], sharding, seed)
-            )
-            for sharding in TORCHREC_SHARDINGS
-        }
-        others = list(work)
-        for name, shares_memory in (("", True), ("_by_messages", False)):
-            work[name] = running.enter_context(
-                two_workers(make_worker_step, SIZES["1M"], seed, shares_memory)
-            )
-        rounds = in_turns(work)
-    for other in others:
-        print(f"{other}: step {1e3 * statistics.median(rounds[other].seconds):.1f} ms")
-    fastest = min(others, key=lambda other: statistics.median(rounds[other].seconds))
-    return [
-        entry
-        for name in ("", "_by_messages")
-        for entry in ratios(f"two_workers{name}_over_torchrec", rounds[fastest], rounds[name])[:1]
     ]
 
 

@@ -11,8 +11,8 @@ from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.plans.scheduling_plan import SchedulingPlan
-from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
+from tests.independent_planner import CandidateStages
 
 BUDGET = 400
 

@@ -5,7 +5,6 @@ import torch
 from heterps_core.planning.search.learned.placement_policy import PlacementPolicy, policy_features
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
-from tests.benchmarks import zero_shot
 from tests.benchmarks.research.policy_training import Example, good_placement, surprise
 from tests.builders import make_problem
 
@@ -46,17 +45,3 @@ def test_the_surprise_is_the_mean_negative_logarithm_of_each_choice_after_the_on
         ]
 
     assert surprise(policy, batch).item() == pytest.approx(np.mean(expected), rel=1e-5)
-
-
-def test_no_way_without_a_policy_falls_below_the_optimum():
-    for problem in PROBLEMS:
-        least_usd = find_optimum(problem).cost_usd
-        found = [
-            zero_shot.best_partition(problem, least_usd),
-            *(
-                zero_shot.searched(new_search(), problem, least_usd, seed=0, budget=300)
-                for new_search in zero_shot.SEARCHES.values()
-            ),
-        ]
-
-        assert min(each.gap for each in found) > -1e-9

@@ -17,7 +17,6 @@ from flows.service.supervisor import (
     last_lines,
 )
 from heterps_core.errors import ConfigurationError
-from tests.benchmarks.served_processes import words_of
 from tests.waiting import wait_for
 
 SLEEP = "import time; time.sleep(60)"
@@ -62,6 +61,13 @@ def own_children():
 
 def descendants(process):
     return [each for each in psutil.Process(process.pid).children(recursive=True) if is_living(each)]
+
+
+def words_of(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def is_living(process):

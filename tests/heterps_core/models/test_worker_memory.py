@@ -23,9 +23,9 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint_writer import COPIED_BYTES, PIECE_BYTES
-from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
 from tests.heterps_core.profiling.builders import GRAPH
+from tests.independent_planner import CandidateStages
 
 NUM_ROWS = 300_000
 

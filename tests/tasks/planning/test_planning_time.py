@@ -2,7 +2,7 @@
 
 from heterps_core.planning.search.optimum import find_optimum
 from tasks.planning.planning_time import PlanningTime
-from tests.benchmarks.planner_anytime import draw_tight
+from tests.benchmarks.planner_proofs import draw_tight
 
 
 def test_the_next_proof_has_its_share_of_what_is_left():

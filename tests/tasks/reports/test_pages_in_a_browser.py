@@ -8,7 +8,7 @@ from heterps_core.planning.calibration.correction import NO_CORRECTION
 from tasks.reports.document import html_page
 from tasks.reports.nights_document import nights_document
 from tasks.reports.run_document import plan_document, run_document
-from tests.benchmarks.browser import NAMES, open_browser
+from tests.browser import NAMES, open_browser
 from tests.tasks.report_builders import ID_TURNOVER, make_night, make_plan_report, make_run_report
 from tests.tasks.reports.test_run_document import LINKS, make_decision
 

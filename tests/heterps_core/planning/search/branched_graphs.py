@@ -13,8 +13,8 @@ import numpy as np
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
-from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
+from tests.independent_planner import CandidateStages
 
 NUM_OPERATIONS = 6
 MOST_UNITS = 48

@@ -12,8 +12,8 @@ from heterps_core.planning.provisioning.replica_balance import LayerRun, balance
 from heterps_core.planning.search.capped import capped_search
 from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
-from tests.benchmarks.independent_planner import CandidateStages
 from tests.builders import make_problem
+from tests.independent_planner import CandidateStages
 from tests.paths import TESTS
 
 PROBLEMS = TESTS / "golden" / "problems"
