@@ -20,7 +20,7 @@ from heterps_core.data.reading.days import Night, parse_day
 from heterps_core.device_types import in_markets
 from heterps_core.hardware import Market
 from heterps_core.models.model_graph import host_bytes_of_worker
-from heterps_core.planning.calibration.correction import NO_CORRECTION
+from heterps_core.planning.calibration import Calibration, Correction
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.planning.search.optimum import MAX_SECONDS
@@ -36,7 +36,7 @@ from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
-from tasks.learning import Learning, learn_from_runs
+from tasks.learning import learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.planning_time import PlanningTime
@@ -190,7 +190,7 @@ class NightPlan:
 
     report: PlanReport
     profiled: ProfiledModel
-    learning: Learning
+    learning: Calibration
     config: TrainingConfig
     deadline: Deadline | None
     spot_until: datetime | None
@@ -358,12 +358,12 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         day_number=0 if asked.day is None else parse_day(asked.day).toordinal(),
         **settings,
     )
-    prediction, correction = None, NO_CORRECTION
+    prediction, correction = None, Correction()
     if run.is_dry_run:
         stages = provisioning.launch_stages
         prediction = predict_dry_run_here(profiled, stages, config)
         hardware = profiled.local_profile.hardware_fingerprint
-        correction = learning.of_step(stages, hardware=hardware, model=problem.model)
+        correction = learning.correction(hardware, model=problem.model)
     report = PlanReport(
         run_id=run.run_id,
         model=asked.sized_model,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.calibration.run_speed import RunSpeed
+from heterps_core.planning.calibration import RunSpeed
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import (
     DAY_TAG,

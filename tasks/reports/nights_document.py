@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from heterps_core.planning.calibration.correction import Correction
+from heterps_core.planning.calibration import Correction
 from heterps_core.text_table import NOT_KNOWN, Table
 from tasks.records.past_runs import PastRun
 from tasks.reports.document import Answer, Document, Links, Section
@@ -62,9 +62,7 @@ def nights_document(
         answers=_answers(nights),
         sections=[
             Section(title="Nights", blocks=[table, meaning]),
-            Section(
-                title="Calibration", blocks=[f"The prediction for the newest run: {correction.summary}."]
-            ),
+            Section(title="Calibration", blocks=[f"The prediction for the newest run: {correction}."]),
         ],
         links=links,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from heterps_core.data.distinct_values import turnover_summary, turnover_table
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.correction import as_share
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.explain.text import essential_facts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -306,7 +305,7 @@ def _restarts_section(report: RunReport) -> list[Section]:
 
 
 def _error_blocks(report: RunReport) -> list[Block]:
-    training, error, correction = report.training, report.prediction_error, report.correction
+    training, error = report.training, report.prediction_error
     facts = [("promised", report.promised_speed), ("measured", report.measured_speed)]
     if error is not None:
         facts.append(("off by", f"{error:+.1%} against the prediction for the machines that trained"))
@@ -334,23 +333,9 @@ def _error_blocks(report: RunReport) -> list[Block]:
     if training.num_attempts > 1:
         restarts, repeated = training.num_attempts - 1, training.num_repeated_steps
         facts.append(("restarted", f"{restarts} times; {repeated:,} steps were done again"))
-    calibration = (
-        correction.summary if report.provisioning.is_dry_run else report.learning.summary(report.problem)
-    )
-    blocks: list[Block] = [Facts(pairs=[*facts, ("calibration", calibration)])]
-    if correction.error_without is not None and correction.error_with is not None:
-        blocks.append(
-            Table(
-                caption=f"Mean error on {correction.num_answers} earlier predictions, "
-                "each corrected by the nights before it",
-                columns={"prediction": "", "off by a factor of": ".3f"},
-                rows=[
-                    ("cost model alone", 1 + as_share(correction.error_without)),
-                    ("corrected", 1 + as_share(correction.error_with)),
-                ],
-            )
-        )
-    return blocks
+    is_dry_run = report.provisioning.is_dry_run
+    calibration = str(report.correction) if is_dry_run else report.learning.summary(report.problem)
+    return [Facts(pairs=[*facts, ("calibration", calibration)])]
 
 
 def _quality_blocks(report: RunReport, decision: PromotionDecision | str) -> list[Block]:

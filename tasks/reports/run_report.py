@@ -10,8 +10,7 @@ from typing import Any
 
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.correction import Correction
-from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
+from heterps_core.planning.calibration import Calibration, Correction, RunSpeed, StageSpeed
 from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
@@ -24,7 +23,6 @@ from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION, ratio
 from infra.billing.bill import Bill, WasteLine, waste_lines
 from tasks.judging.baseline import Baseline
-from tasks.learning import Learning
 from tasks.provisioning import Provisioning
 from tasks.records.mlflow_names import night_name
 from tasks.records.tracking import TrackedRun
@@ -163,7 +161,7 @@ class RunReport(PlanReport):
     hardware: str
     """What trained: for a dry run this machine, else the plan's device types."""
 
-    learning: Learning
+    learning: Calibration
     training: TrainingRun
     baseline: Baseline | str | None
     """Or why there is none; None where none was asked for."""
@@ -174,7 +172,9 @@ class RunReport(PlanReport):
     id_turnover: Sequence[IdTurnover] = ()
 
     @classmethod
-    def of(cls, planned: PlanReport, *, this_machine: str, learning: Learning, **outcome: Any) -> RunReport:
+    def of(
+        cls, planned: PlanReport, *, this_machine: str, learning: Calibration, **outcome: Any
+    ) -> RunReport:
         """Return the report of a run that went as planned so far."""
         stages = planned.provisioning.launch_stages
         is_dry_run = planned.provisioning.is_dry_run
@@ -314,8 +314,6 @@ class RunReport(PlanReport):
                 "restarts/seconds": sum(restart.seconds or 0.0 for restart in self.restarts),
                 "restarts/usd": sum(restart.usd or 0.0 for restart in self.restarts),
                 **self.plan_metrics(),
-                "learning/error_without": self.correction.error_without,
-                "learning/error_with": self.correction.error_with,
                 "cost/billed_usd": self.billed_usd,
                 "cost/billed_usd_per_million_samples": self.billed_usd_per_million_samples,
                 "cost/waste_usd": sum(line.usd for line in self.waste),

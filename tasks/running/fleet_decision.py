@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
-from heterps_core.planning.calibration.correction import corrected_problem
+from heterps_core.planning.calibration import with_scaled_times
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -95,7 +95,7 @@ class Rest:
             limits: `seconds_left` and `usd_left`.
         """
         rest = replace(problem, num_samples=problem.num_samples * share_left)
-        return cls(problem=corrected_problem(rest, dict.fromkeys(problem.device_types, slowness)), **limits)
+        return cls(problem=with_scaled_times(rest, dict.fromkeys(problem.device_types, slowness)), **limits)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

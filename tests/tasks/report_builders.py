@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from heterps_core.data.distinct_values import ColumnValues, IdTurnover, tables_table
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.planning.calibration.correction import NO_CORRECTION
-from heterps_core.planning.calibration.run_speed import RunSpeed, StageSpeed
+from heterps_core.planning.calibration import Calibration, Correction, RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
 from heterps_core.training.job import TrainingConfig
@@ -17,7 +16,6 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
-from tasks.learning import Learning
 from tasks.provisioning import find_offers, provision
 from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG
 from tasks.records.past_runs import PastRun
@@ -60,7 +58,7 @@ def make_plan_report(
         tracked=tracked or TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r"),
         config=TrainingConfig(batch_size=ROWS, num_microbatches=1, num_epochs=1, seed=0),
         prediction=prediction if provider == "local" else None,
-        correction=NO_CORRECTION,
+        correction=Correction(),
         is_estimated=False,
         tables=tables_table([ColumnValues(name="C1", missing_share=0.0, num_values=700)], [1_024]),
         day="2026-11-20",
@@ -149,13 +147,12 @@ def make_run_report(
 ):
     planned = planned or make_plan_report()
     if learning is not None and planned.prediction is not None:
-        stages = planned.provisioning.launch_stages
-        learned = learning.of_step(stages, hardware="machine", model=planned.problem.model)
+        learned = learning.correction("machine", model=planned.problem.model)
         planned = replace(planned, correction=learned)
     return RunReport.of(
         planned,
         this_machine="machine",
-        learning=learning or Learning(),
+        learning=learning or Calibration(),
         training=training or make_training(),
         baseline=baseline,
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from heterps_core.hardware import hardware_name
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.changes import (
@@ -30,7 +31,6 @@ from heterps_core.planning.explain.reasons import (
     find_single_types,
 )
 from heterps_core.planning.explain.variants import SAME_COST
-from heterps_core.planning.problem.estimates import estimates_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
@@ -116,7 +116,21 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         single_types=find_single_types(problem),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
-        spreads={str(estimate): spread for estimate, spread in estimates_of(problem).items()},
+        spreads=_spreads(problem),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=find_price_flips(problem, stages) if is_full else (),
     )
+
+
+def _spreads(problem: SchedulingProblem) -> dict[str, float]:
+    """Return the largest spread of times by quantity and hardware, which is as fast in both markets."""
+    spreads: dict[str, float] = {}
+    for name, unit in problem.device_types.items():
+        computing = max(layer.compute_relative_spread.get(name, 0.0) for layer in problem.layers)
+        for quantity, spread in (
+            ("computing", computing),
+            ("communication", unit.communication_relative_spread),
+        ):
+            key = f"{quantity} on {hardware_name(name)}"
+            spreads[key] = max(spread, spreads.get(key, 0.0))
+    return {key: spread for key, spread in spreads.items() if spread > 0}

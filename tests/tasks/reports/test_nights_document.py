@@ -1,6 +1,6 @@
 import pytest
 
-from heterps_core.planning.calibration.correction import NO_CORRECTION
+from heterps_core.planning.calibration import Correction
 from heterps_core.text_table import Table
 from tasks.records.mlflow_names import DAY_TAG, PROMOTED_TAG
 from tasks.reports.document import Links
@@ -12,7 +12,7 @@ FAILED = {"status": "FAILED", "tags": {}, "metrics": {}}
 
 
 def page_of(nights):
-    return nights_document(nights, current_run_id=nights[-1].run_id, correction=NO_CORRECTION, links=LINKS)
+    return nights_document(nights, current_run_id=nights[-1].run_id, correction=Correction(), links=LINKS)
 
 
 def rows_of(page):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from heterps_core.planning.calibration.correction import NO_CORRECTION
+from heterps_core.planning.calibration import Correction
 from tasks.reports.document import html_page
 from tasks.reports.nights_document import nights_document
 from tasks.reports.run_document import plan_document, run_document
@@ -37,7 +37,7 @@ def addresses(tmp_path_factory):
         ),
         "plan": plan_document(make_plan_report(data="d" * 200), links=LINKS),
         "nights": nights_document(
-            nights, current_run_id=nights[-1].run_id, correction=NO_CORRECTION, links=LINKS
+            nights, current_run_id=nights[-1].run_id, correction=Correction(), links=LINKS
         ),
     }
     folder = tmp_path_factory.mktemp("pages")

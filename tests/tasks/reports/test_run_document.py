@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.judging.intervals import Estimate
+from heterps_core.planning.calibration import Calibration
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDecision
-from tasks.learning import Learning
 from tasks.reports.document import Facts, Links, html_page, markdown, terminal_text
 from tasks.reports.run_document import plan_document, run_document
 from tasks.reports.run_report import training_summary
@@ -167,13 +167,13 @@ def test_each_restart_has_a_line_with_what_was_lost_why_it_went_on_so_and_what_t
     assert "Restarts" not in [each.title for each in page_of().sections]
 
 
-def test_what_was_learnt_is_told_with_its_error_on_unseen_nights():
+def test_the_correction_of_the_prediction_is_shown():
     speeds = [make_speed(f"202610{day:02d}-0230-00000000") for day in range(1, 13)]
-    page = page_of(learning=Learning(speeds=tuple(speeds)))
+    page = page_of(learning=Calibration(tuple(speeds)))
 
     error = page.sections[SECTIONS.index("Speed")]
     [facts] = [block for block in error.blocks if isinstance(block, Facts)]
-    assert "corrected by 1.250" in dict(facts.pairs)["calibration"]
+    assert dict(facts.pairs)["calibration"] == "1.250, the median of 12 past runs"
     assert dict(facts.pairs)["off by"].startswith("+0.0%")
 
 

@@ -1,1 +1,0 @@
-"""Corrects profiles by the speed of past runs."""
