@@ -10,6 +10,8 @@ Unlike figures of a run, what is written here does not wait for a store that is 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -121,23 +123,33 @@ def register_model(
     }
     if day is not None:
         tags[DAY_TAG] = day
-    with TemporaryDirectory(prefix="heterps-mlflow-") as name:
+    with answering_client(workspace) as client:
+        artifacts = client.get_run(mlflow_run_id).info.artifact_uri
+        _keep_artifacts(client, mlflow_run_id, folder, kept=local_path(artifacts))
+        if _aliases(client) is None:
+            client.create_registered_model(REGISTERED_MODEL)
+        version = client.create_model_version(
+            REGISTERED_MODEL,
+            source=f"{artifacts}/{_ARTIFACT_FOLDER}",
+            run_id=mlflow_run_id,
+            tags=tags,
+            description=f"{model}, trained by run {run_id}" + (f" on {day}" if day else ""),
+        )
+        client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
+    return str(version.version)
+
+
+def _keep_artifacts(client: MlflowClient, mlflow_run_id: str, folder: Path, *, kept: Path | None) -> None:
+    """Save an exported model among the artifacts of a run, in the folder `kept` where MLflow has one here."""
+    if kept is not None:
+        saved = kept / _ARTIFACT_FOLDER
+        shutil.rmtree(saved, ignore_errors=True)
+        _save_for_mlflow(folder, saved)
+        return
+    with TemporaryDirectory(prefix=".mlflow-", dir=folder.parent) as name:
         saved = Path(name) / REGISTERED_MODEL
         _save_for_mlflow(folder, saved)
-        with answering_client(workspace) as client:
-            client.log_artifacts(mlflow_run_id, str(saved), _ARTIFACT_FOLDER)
-            if _aliases(client) is None:
-                client.create_registered_model(REGISTERED_MODEL)
-            artifacts = client.get_run(mlflow_run_id).info.artifact_uri
-            version = client.create_model_version(
-                REGISTERED_MODEL,
-                source=f"{artifacts}/{_ARTIFACT_FOLDER}",
-                run_id=mlflow_run_id,
-                tags=tags,
-                description=f"{model}, trained by run {run_id}" + (f" on {day}" if day else ""),
-            )
-            client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
-    return str(version.version)
+        client.log_artifacts(mlflow_run_id, str(saved), _ARTIFACT_FOLDER)
 
 
 def registered_versions(workspace: Workspace) -> list[RegisteredVersion]:
@@ -263,23 +275,39 @@ def fetched_directory(workspace: Workspace) -> Path:
 
 
 def _save_for_mlflow(folder: Path, saved: Path) -> None:
-    """Write an exported model as MLflow keeps it: by the name of the module that loads it, not as an object."""
+    """Write an exported model as MLflow keeps it: by the name of the module that loads it, not as an object.
+
+    On the same file system its files are linked, not copied: weights may be larger than memory.
+    """
     import mlflow
 
     model = ClickModel(folder)
     example = example_rows(model.schema)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), TemporaryDirectory() as name:
+        described = Path(name) / folder.name
+        described.mkdir()
         # MLflow warns of packages that it cannot find on an index.
         warnings.simplefilter("ignore")
         mlflow.pyfunc.save_model(
             saved,
             loader_module=click_model.__name__,
-            data_path=str(folder),
+            data_path=str(described),
             signature=_signature(model),
             input_example=example,
             metadata={"columns": columns_taken(model.schema)},
             pip_requirements=["heterps"],
         )
+    shutil.copytree(folder, saved / "data" / folder.name, copy_function=_link_or_copy, dirs_exist_ok=True)
+    written = mlflow.models.Model.load(saved)
+    written.model_size_bytes = sum(path.stat().st_size for path in saved.rglob("*"))
+    written.save(saved / "MLmodel")
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _signature(model: ClickModel) -> ModelSignature:
