@@ -1,4 +1,4 @@
-"""Sums over the stages of partitions that are given as rows of a stage table.
+"""Prices of the boundaries of partitions that are given as rows of a stage table.
 
 Shape legend: L = layers, T = device types, G = runs of layers as in `segment_table`, X = partitions. A partition is a
 row of flat indices run * T + type, last stage first, padded with -1.
@@ -9,17 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-
-
-def sums_over_stages(values: Floats, rows: Ints) -> Floats:
-    """Return the sum of a value over the stages of each partition, shape (G, T) and (X, L) -> (X,).
-
-    Values of shape (X, G, T) are one table for each partition.
-    """
-    tables = values.reshape(*values.shape[:-2], values.shape[-2] * values.shape[-1])
-    stages = np.maximum(rows, 0)
-    taken = tables[stages] if values.ndim == 2 else np.take_along_axis(tables, stages, axis=1)
-    return np.asarray(np.where(rows >= 0, taken, 0.0).sum(axis=1))
 
 
 def sums_over_changes(change_prices: Floats, rows: Ints) -> Floats:

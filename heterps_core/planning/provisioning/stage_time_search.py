@@ -71,7 +71,6 @@ def minimise_stage_time_rate(
     high_seconds: float,
     batch_size: int,
     known_product: float = np.inf,
-    is_over: Callable[[PlanT | None], bool] = lambda best: False,
 ) -> StageTimeOptimum[PlanT]:
     """Minimise (x + z) * rate(x) over low <= x <= high.
 
@@ -82,7 +81,6 @@ def minimise_stage_time_rate(
 
     Args:
         known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
-        is_over: Asked after each round, with the best plan; where it is, the bound is what the gaps leave.
     """
     if low_seconds > high_seconds:
         return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
@@ -102,9 +100,6 @@ def minimise_stage_time_rate(
         solved_y = np.concatenate([solved_y, found.reached_seconds])[order]
         solved_rate = np.concatenate([solved_rate, found.rates])[order]
         asked = _open_points(solved_x, solved_y, solved_rate, best_product, batch_size, shift_seconds)
-        if asked.size and is_over(best_plan):
-            lower_bound = min(lower_bound, float(np.min((solved_x[:-1] + shift_seconds) * solved_rate[1:])))
-            break
     return StageTimeOptimum(
         plan=best_plan,
         product=best_product if best_plan is not None else np.inf,

@@ -1,8 +1,7 @@
 """The cheapest plan of a problem with its proof: the optimum, or a lower bound that no plan undercuts.
 
-This is the certificate that every plan carries, whatever method found it. Caps on units left aside, the problem is
-solved for a fixed longest stage time by `chain_solver.py`, and over the stage time by branch and bound
-(`provisioning/stage_time_search.py`). Where the cheapest plan breaks a cap, `capped_search.py` goes on.
+This is the certificate that every plan carries, whatever method found it. The proof is a branch and bound over the
+longest stage time and the caps on units (`capped/capped_search.py`).
 """
 
 from __future__ import annotations
@@ -18,24 +17,18 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import segment_row, segment_table, stages_of_rows
+from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import StageTable
-from heterps_core.planning.cost_model.step_model import StepGroup, step_groups
+from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import floor_missed, memory_text
 from heterps_core.planning.provisioning.stage_time_search import (
-    StageTimeOptimum,
     least_stage_seconds,
-    minimise_stage_time_rate,
 )
 from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, stage_time_range
-from heterps_core.planning.search.chain_solver import ChainSolver, ReplicatedRows
 from heterps_core.plans.scheduling_plan import Stage
-
-_FEWEST_POINTS, _MOST_POINTS, _ENTRIES_PER_ROUND = 4, 32, 400_000
-"""Stage times of a round of the branch and bound, and entries of all their stage tables where these are large."""
 
 _MOST_FLOORS = 4
 """Floors that are asked for one after the other where plans miss the problem's own when simulated."""
@@ -103,7 +96,7 @@ def _proven(
     problem: SchedulingProblem, known: Sequence[Stage], deadline: float
 ) -> tuple[tuple[Stage, ...], float, bool]:
     """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
-    found = _cheapest_by_formula(problem, step_groups(problem), known=known, deadline=deadline)
+    found = CappedSearch(problem, known=known, deadline=deadline).run()
     if found.plan is None:
         is_infeasible = math.isinf(found.lower_bound)
         raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met()
@@ -132,7 +125,7 @@ def _judged(
         missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
         higher = asked.throughput_floor_samples_per_s * missed * (1 + _ABOVE_FLOOR)
         asked = replace(asked, throughput_floor_samples_per_s=higher)
-        stages = _cheapest_by_formula(asked, step_groups(asked), deadline=deadline).plan
+        stages = CappedSearch(asked, deadline=deadline).run().plan
         if stages is None:
             break
     raise InfeasiblePlanError(
@@ -141,48 +134,6 @@ def _judged(
         f"{evaluation.throughput_samples_per_s:.6g} samples/s when simulated, below the floor of "
         f"{problem.throughput_floor_samples_per_s:.6g}; lower the floor or raise max_units",
     )
-
-
-def _cheapest_by_formula(
-    problem: SchedulingProblem,
-    groups: Sequence[StepGroup],
-    *,
-    known: Sequence[Stage] = (),
-    deadline: float = math.inf,
-) -> StageTimeOptimum[tuple[Stage, ...]]:
-    """Return the cheapest plan of these groups; known plans may be of others."""
-    if problem.step_model is StepModel.PAPERS:
-        found = _cheapest_without_caps(problem, deadline)
-        if found is not None:
-            return found
-    return CappedSearch(problem, groups, known=known, deadline=deadline).run()
-
-
-def _cheapest_without_caps(
-    problem: SchedulingProblem, deadline: float
-) -> StageTimeOptimum[tuple[Stage, ...]] | None:
-    """Return the optimum by the papers' step where that keeps the caps and has a machine on-demand, else None."""
-    solver = ChainSolver(segment_table(problem), objective_of(problem))
-    low_seconds, high_seconds = stage_time_range(problem, solver.table)
-    caps = solver.table.max_units
-    num_points = _ENTRIES_PER_ROUND // solver.table.compute_seconds.size
-
-    def is_allowed(plan: ReplicatedRows) -> bool:
-        types = plan.rows % caps.size
-        is_steady = any(index not in solver.table.on_demand_usd for index in types.tolist())
-        return is_steady and bool((np.bincount(types, plan.num_replicas, minlength=caps.size) <= caps).all())
-
-    found = minimise_stage_time_rate(
-        solver,
-        low_seconds=low_seconds,
-        high_seconds=min(high_seconds, problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)),
-        batch_size=min(max(num_points, _FEWEST_POINTS), _MOST_POINTS),
-        is_over=lambda best: time.perf_counter() >= deadline or (best is not None and not is_allowed(best)),
-    )
-    if found.plan is None or not is_allowed(found.plan):
-        return None
-    stages = stages_of_rows(problem, found.plan.rows, found.plan.num_replicas)
-    return StageTimeOptimum(plan=stages, product=found.product, lower_bound=found.lower_bound)
 
 
 def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = None) -> float:

@@ -24,7 +24,6 @@ from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
-from heterps_core.planning.search.chain_partition import cheapest_partitions
 from heterps_core.planning.search.learned.placement_policy import (
     POLICY_FILE,
     PlacementPolicy,
@@ -32,6 +31,7 @@ from heterps_core.planning.search.learned.placement_policy import (
 )
 from heterps_core.planning.search.optimum import stage_time_range
 from heterps_core.planning.search.schedulers.policy_gradient import descend
+from tests.benchmarks.research.chain_partition import cheapest_partitions
 from tests.builders import make_problem
 
 FIRST_SEED = 1_000_000_000

@@ -23,7 +23,7 @@ import numpy as np
 from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.cost_model.run_tables import segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
-from heterps_core.planning.cost_model.step_model import StepGroup
+from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.stage_time_search import StageTimeOptimum
 from heterps_core.planning.search.capped.best_plan import BestPlan
@@ -104,15 +104,15 @@ class CappedSearch:
     def __init__(
         self,
         problem: SchedulingProblem,
-        groups: Sequence[StepGroup],
         *,
         known: Sequence[Stage] = (),
         deadline: float = np.inf,
         most_steps: int = MAX_STEPS,
     ) -> None:
-        self.problem, self.groups, self.deadline, self.most_steps = problem, groups, deadline, most_steps
+        self.problem, self.deadline, self.most_steps = problem, deadline, most_steps
+        self.groups = step_groups(problem)
         self.best = BestPlan(problem)
-        self.bounds = IntervalBounds(problem, groups, self.best)
+        self.bounds = IntervalBounds(problem, self.groups, self.best)
         self._heap: list[_Interval] = []
         self._given_up = np.inf
         self._unreachable_seconds = 0.0

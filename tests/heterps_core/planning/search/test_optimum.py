@@ -6,7 +6,6 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
 from heterps_core.planning.search.capped import capped_search
@@ -75,9 +74,9 @@ def test_the_bound_holds_wherever_the_search_over_caps_ends(most_steps, step_mod
         )
         for seed in range(5)
     ]
-    proven = [CappedSearch(problem, step_groups(problem)).run().product for problem in problems]
+    proven = [CappedSearch(problem).run().product for problem in problems]
 
-    found = [CappedSearch(each, step_groups(each), most_steps=most_steps).run() for each in problems]
+    found = [CappedSearch(each, most_steps=most_steps).run() for each in problems]
 
     for optimum, least in zip(found, proven, strict=True):
         assert optimum.lower_bound <= least * (1 + 1e-12)
@@ -94,7 +93,7 @@ def test_a_capped_search_that_ends_early_still_finds_a_plan():
     problems = [nearly_out_of_reach(seed) for seed in range(3, 11)]
     proven = [find_optimum(problem).cost_usd for problem in problems]
 
-    found = [CappedSearch(each, step_groups(each), most_steps=100).run().plan for each in problems]
+    found = [CappedSearch(each, most_steps=100).run().plan for each in problems]
 
     costs = [evaluate(each, stages).cost_usd for each, stages in zip(problems, found, strict=True)]
     assert costs == pytest.approx(proven, rel=0.01)

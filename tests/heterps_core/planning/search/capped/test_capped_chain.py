@@ -12,9 +12,23 @@ from heterps_core.planning.search.capped.partial_plans import (
 )
 from heterps_core.planning.search.capped.scarcity_prices import ascend
 from heterps_core.planning.search.capped.window_search import WindowSearch
-from tests.heterps_core.planning.search.test_chain_partition import all_partitions
 
 NUM_LAYERS, NUM_TYPES = 5, 3
+
+
+def all_partitions(num_layers, num_types, first=0, last_type=-1):
+    """Yield every partition of layers first.. as a list of flat rows, no neighbours of one type."""
+    if first == num_layers:
+        yield []
+        return
+    for last in range(first, num_layers):
+        for device_type in range(num_types):
+            if device_type != last_type:
+                row = (last * (last + 1) // 2 + first) * num_types + device_type
+                for rest in all_partitions(num_layers, num_types, last + 1, device_type):
+                    yield [row, *rest]
+
+
 UNIT_PRICES = np.array([0.3, 1.0, 1.7])
 ALL_PARTITIONS = list(all_partitions(NUM_LAYERS, NUM_TYPES))
 CAPS = [(4, 4, 4), (9, 3, 2), (2, 2, 2), (30, 1, 1), (1, 6, 3)]
