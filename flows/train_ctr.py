@@ -22,7 +22,6 @@ from prefect.runtime import flow_run as current_flow_run
 from prefect.states import Cancelled, Completed
 
 from flows import PROJECT_LOGGERS
-from flows.night.fleet import Replan
 from flows.night.plan import begin_run, end_with_plan, plan_night
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
@@ -36,6 +35,7 @@ from tasks.recording import record_overhead
 from tasks.records.mlflow_names import STOPPED
 from tasks.records.runs import clean_up_run, finished_run, new_run_id, note_skipped, utc_now
 from tasks.running.live_fleet import only_fleet
+from tasks.running.night_fleet import Replan
 from tasks.running.progress import log_step
 from tasks.running.run_log import kept_log
 
@@ -105,7 +105,7 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
             plan = plan_night(run)
             without: frozenset[str] = frozenset()
             while isinstance(training := train_night(run, plan), Replan):
-                # Machines were lost or not to be had; what can be had and what it costs may have changed.
+                # Available machines and their prices may have changed.
                 without |= training.without
                 run = begin(is_resumed=True)
                 plan = plan_night(run, without=without)

@@ -5,11 +5,7 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.manifest import read_manifest
@@ -20,20 +16,15 @@ from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
 from infra.billing.budget import spent_usd, start_of_month
-from infra.billing.caps import Caps, Spent
+from infra.billing.caps import Spent
 from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
-from infra.machines.failover import first_running_cluster
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import providers_in_use, usable_ledger
 from infra.prices.spot_charges import SpotRecord
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
-
-if TYPE_CHECKING:
-    from heterps_core.training.outcome import MachinesLost
-    from tasks.provisioning import Provisioning
 
 STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
@@ -63,42 +54,6 @@ def directory_of_run(workspace: Workspace, provider: str, run_id: str) -> RunDir
     """
     location = get_provider(provider).run_location(workspace, run_id)
     return RunDirectory(location, secret=workspace.run_key(run_id))
-
-
-@contextmanager
-def rented_cluster(
-    workspace: Workspace,
-    provider: str,
-    provisioning: Provisioning,
-    *,
-    run_id: str,
-    run_directory: RunDirectory,
-    model: str,
-    caps: Caps,
-    spot_until: datetime | None = None,
-) -> Iterator[Cluster]:
-    """Launch a plan, or what may stand in for it, yield its cluster, end it whatever happens.
-
-    Until `spot_until` a plan on spot waits for machines. See `infra.machines.failover.first_running_cluster`.
-    """
-    ledger = Ledger(workspace.ledger_path)
-    rented_from = provider_of(workspace, provider)
-    bootstrap = node_bootstrap(provider, run_directory, model=model)
-    try:
-        with first_running_cluster(
-            rented_from,
-            (provisioning.launch_plan, *provisioning.fallback_plans),
-            new_launch_id=lambda: next_launch_id(ledger, run_id),
-            bootstrap=bootstrap,
-            ledger=ledger,
-            caps=caps,
-            predicted_cost_usd=provisioning.predicted_cost_usd,
-            spent=lambda: spent_before_launch(rented_from, ledger, run_id),
-            spot_until=spot_until,
-        ) as cluster:
-            yield cluster
-    finally:
-        keep_spot_records(workspace, rented_from, run_id)
 
 
 def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spent:
@@ -234,22 +189,6 @@ def live_run_ids(workspace: Workspace) -> set[str]:
         if provider.runs_here
         for instance in provider_of(workspace, name).list_instances()
     }
-
-
-def with_causes(workspace: Workspace, cluster: Cluster, lost: MachinesLost) -> MachinesLost:
-    """Return a loss whose message has what the provider says of the end of each machine."""
-    ids = {node.provider_instance_id: node.node_id for node in cluster.nodes if node.node_id in lost.node_ids}
-    try:
-        known = provider_of(workspace, cluster.provider).remembered_instances(list(ids)) if ids else ()
-    except ProvisioningError as problem:
-        logger.warning("why machines of run %s ended is not known: %s", cluster.run_id, problem)
-        return lost
-    causes = [
-        f"{ids[machine.provider_instance_id]} ({machine.provider_instance_id}) ended: {machine.ended_because}"
-        for machine in known
-        if machine.provider_instance_id in ids and machine.ended_because
-    ]
-    return replace(lost, message="; ".join([lost.message, *causes]))
 
 
 def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> None:

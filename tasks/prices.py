@@ -110,8 +110,7 @@ def recheck_prices(
     Raises:
         BudgetExceededError: At the prices of now a cap is exceeded; nothing was launched.
     """
-    plans = (provisioning.launch_plan, *provisioning.fallback_plans)
-    offers = dict.fromkeys(offer for plan in plans for offer in plan.offers)
+    offers = dict.fromkeys(offer for plan in provisioning.plans for offer in plan.offers)
     rented_from = get_provider(provider)
     result = _recheck(rented_from.live_prices, list(offers))
     for line in result.moves:

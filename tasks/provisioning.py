@@ -58,6 +58,11 @@ class Provisioning:
     """What is tried in order where `launch_plan` cannot be had; within the caps."""
 
     @property
+    def plans(self) -> tuple[ProvisioningPlan, ...]:
+        """The plan to launch and its fallbacks, in the order in which they are tried."""
+        return (self.launch_plan, *self.fallback_plans)
+
+    @property
     def price_age(self) -> str:
         """How old the prices of the plan are now."""
         offers = [group.offer for group in self.cloud_plan.groups]

@@ -99,11 +99,11 @@ def training_config(
 
 def write_job(
     run: RunDirectory,
+    provisioning: Provisioning,
     *,
     run_id: str,
     model: str,
     dataset: PreparedDataset,
-    provisioning: Provisioning,
     config: TrainingConfig,
     start: Start,
     is_under_way: bool = False,

@@ -1,25 +1,17 @@
-"""Trains a planned night, follows it within its caps, records what came of it, and judges its model."""
+"""Trains a planned night within its caps, records it, and judges its model."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
 
-from flows.night.fleet import (
-    Replan,
-    at_prices_of_now,
-    fleet_after_loss,
-    growth_of,
-    plan_without,
-    write_job_of,
-)
 from flows.night.plan import NightPlan, OpenedRun, compared
 from heterps_core.data.distinct_values import turnover_summary
-from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
+from heterps_core.training.outcome import Complete, Failed, Stopped
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.providers.base import InsufficientCapacityError
-from tasks.clusters import bills_of_run, keep_storage_usage, rented_cluster
+from tasks.clusters import bills_of_run, keep_storage_usage
 from tasks.data import schema_of, source_name
 from tasks.judging.baseline import measure_baseline
 from tasks.judging.newest_rows import rows_after
@@ -30,91 +22,75 @@ from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_promises, record_run, register_model
 from tasks.records.runs import COMPLETED, keep_explanation
 from tasks.reports.run_report import RunReport, training_summary
-from tasks.running.budget import check_not_stopped, within_budget
+from tasks.running.budget import within_budget
+from tasks.running.fleet import Fleet, FleetRun, launched
 from tasks.running.losses import restarts_of
+from tasks.running.night_fleet import NightFleet, Replan, at_prices_of_now, replan_without
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
 from tasks.running.tidying import drop_what_resuming_needs
-from tasks.training import resume_summary, stopped_error, train
+from tasks.training import resume_summary, stopped_error, write_job
 
 
 def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
-    """Train on the machines of a plan, and on others where some are lost, or say that another plan is to be made.
+    """Train on the machines of a plan, and on others where some are lost, or return how to plan again.
 
     Raises:
         BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
-        ProvisioningError: Machines could not be had, and no other device types are left.
+        ProvisioningError: Machines are not available, and no other device types are left.
         RunStoppedError: The run was asked to stop.
         TrainingError: A worker failed in a way that would come again, or too many launches were lost.
     """
     keep_explanation(run.workspace, plan.report)
     record_promises(run.workspace, plan.report)
-    provisioning = at_prices_of_now(run, plan.report.provisioning)
-    run_directory = run.directory
+    write = partial(
+        write_job,
+        run.directory,
+        run_id=run.run_id,
+        model=run.asked.sized_model,
+        dataset=run.dataset,
+        config=plan.config,
+        start=run.start,
+    )
+    fleet_run = FleetRun(
+        workspace=run.workspace,
+        run_id=run.run_id,
+        directory=run.directory,
+        provider_name=run.asked.provider,
+        model=run.asked.sized_model,
+        caps=run.asked.caps,
+        problem=plan.report.problem,
+        num_steps=run.dataset.num_batches(run.batch_size) * run.asked.epochs,
+        deadline=plan.deadline,
+        max_restarts_per_hour=run.asked.max_restarts_per_hour,
+        mlflow_run_id=run.tracked.mlflow_run_id,
+        write_job=lambda bought: write(bought, is_under_way=True),
+    )
+    bought = at_prices_of_now(fleet_run, plan.report.provisioning)
     if run.is_resumed:
-        log_step("resume", resume_summary(run_directory))
-    write_job_of(run, plan, provisioning)
-    with ExitStack() as fleet:
-        rented = rented_cluster(
-            run.workspace,
-            run.asked.provider,
-            provisioning,
-            run_id=run.run_id,
-            run_directory=run_directory,
-            model=run.asked.sized_model,
-            caps=run.asked.caps,
-            spot_until=plan.spot_until,
-        )
+        log_step("resume", resume_summary(run.directory))
+    write(bought)
+    with ExitStack() as machines:
         try:
-            cluster = fleet.enter_context(rented)
+            cluster = machines.enter_context(launched(fleet_run, bought, spot_until=plan.spot_until))
         except InsufficientCapacityError as problem:
-            return plan_without(plan, problem)
-        watch = fleet.enter_context(
-            within_budget(
-                run.workspace,
-                cluster,
-                run.asked.caps,
-                run_id=run.run_id,
-                run_directory=run_directory,
-                bucket_usd=provisioning.bucket_usd,
-            )
-        )
+            return replan_without(fleet_run, bought, problem)
+        watch = machines.enter_context(within_budget(fleet_run, cluster, bucket_usd=bought.bucket_usd))
         if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
-        launched, bought, replan = cluster, provisioning, Replan()
-        while True:
-            growth = growth_of(fleet, run, plan, (provisioning, cluster), (bought, launched))
-            with growth:
-                outcome = train(run_directory, cluster, on_progress=growth.look)
-            if not isinstance(outcome, Stopped | MachinesLost):
-                break
-            check_not_stopped(watch, outcome, run_id=run.run_id)
-            if isinstance(outcome, Stopped) and growth.is_end_asked_for():
-                break
-            if growth.grown is not None:
-                cluster, provisioning = growth.grown
-                write_job_of(run, plan, provisioning, is_under_way=True)
-            if isinstance(outcome, Stopped):
-                if growth.grown is not None:
-                    continue
-                break
-            following = fleet_after_loss(fleet, run, plan, provisioning, cluster, outcome)
-            if isinstance(following, Replan):
-                replan = following
-                break
-            cluster, provisioning = following
+        outcome = NightFleet(fleet_run, Fleet(cluster, bought), machines).train(watch)
         of_nodes = outcome.training.storage if isinstance(outcome, Complete | Stopped) else StorageUsage()
-        keep_storage_usage(run.workspace, run.run_id, run_directory, launched, of_nodes)
-        check_not_stopped(watch, outcome, run_id=run.run_id)
+        keep_storage_usage(run.workspace, run.run_id, run.directory, cluster, of_nodes)
     match outcome:
         case Complete(training):
             log_step("trained", training_summary(training))
             return training
-        case Stopped() if not growth.wants_replan or growth.is_end_asked_for():
+        case Stopped():
             raise stopped_error(outcome, run_id=run.run_id)
         case Failed(error):
             raise error
-    return replan
+        case Replan():
+            return outcome
 
 
 def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> None:

@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from heterps_core.cluster import Cluster
 from heterps_core.errors import BudgetExceededError
 from heterps_core.training.outcome import Complete, Failed, MachinesLost, TrainingOutcome
-from heterps_core.training.storage.run_directory import RunDirectory
 from infra.billing.budget import BudgetWatch, Spending, spent_usd, start_of_month, watched
-from infra.billing.caps import Caps
 from infra.billing.spending import SpendingMeter
 from infra.ledger.ledger import Ledger
-from infra.providers import get_provider, provider_of
+from infra.providers import get_provider
 from infra.workspace import Workspace, run_of_launch
 from tasks.clusters import end_machines_of
+from tasks.running.fleet import FleetRun
 
 logger = logging.getLogger(__name__)
 
@@ -38,21 +37,13 @@ def spent_this_month_usd(workspace: Workspace, provider: str) -> float:
 
 
 @contextmanager
-def within_budget(
-    workspace: Workspace,
-    cluster: Cluster,
-    caps: Caps,
-    *,
-    run_id: str,
-    run_directory: RunDirectory,
-    bucket_usd: float,
-) -> Iterator[BudgetWatch]:
+def within_budget(run: FleetRun, cluster: Cluster, *, bucket_usd: float) -> Iterator[BudgetWatch]:
     """Hold the spending of a run against its caps while the block trains; see `infra.billing.spending`.
 
     Raises:
         BudgetExceededError: The cap was reached and the machines were ended before a checkpoint was written.
     """
-    provider = provider_of(workspace, cluster.provider)
+    workspace, run_id, provider = run.workspace, run.run_id, run.provider
 
     def end_machines() -> None:
         # First by the tags of its machines: the ledger may be what is wrong.
@@ -60,7 +51,7 @@ def within_budget(
         end_machines_of(workspace, run_id)
 
     watch = BudgetWatch(
-        caps=caps,
+        caps=run.caps,
         spending=SpendingMeter(
             provider,
             cluster,
@@ -71,7 +62,7 @@ def within_budget(
         price_usd_per_hour=cluster.price_usd_per_hour
         + sum(node.disk_usd_per_hour + provider.services_usd_per_machine_hour() for node in cluster.nodes),
         on_warning=lambda text: logger.warning("%s", text),
-        on_stop=run_directory.request_stop,
+        on_stop=run.directory.request_stop,
         on_end=end_machines,
     )
     try:

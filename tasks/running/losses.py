@@ -1,16 +1,18 @@
-"""What becomes of a run that loses machines or workers: it is noted, and the run goes on by itself with others.
+"""The losses of a run, of machines or of workers: each is written down, and limits how often the run restarts.
 
-What comes again the same way is not tried again, and each hour has a budget of restarts: the record stands in the
-run's folder, so that a run that is resumed does not get another.
+An error that comes again the same way is not tried again, and each hour has a budget of restarts. The losses stand in
+the run's folder, so that a run that is resumed does not get another budget.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from heterps_core.cluster import Cluster
 from heterps_core.errors import RunStoppedError, TrainingError
 from heterps_core.training.node.node_life import leaving_nodes
 from heterps_core.training.outcome import MachinesLost
@@ -19,12 +21,13 @@ from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.workspace import Workspace
 from tasks.clusters import local_folder
+from tasks.running.fleet import FleetRun
 
 LOSSES_FILE = "losses.json"
 
 UNEXPECTED_RESTARTS_PER_HOUR = 2
-"""Of a fleet that the market does not interrupt: a third loss within the hour says that something is wrong which new
-machines do not cure."""
+"""For a fleet that the market does not interrupt: a third loss within the hour has a cause that new machines do not
+cure."""
 
 RESTARTS_PER_EXPECTED = 2.0
 """Restarts for each interruption that the plan expects. Twice a mean of 4 in an hour is exceeded in 2 % of hours."""
@@ -32,7 +35,7 @@ RESTARTS_PER_EXPECTED = 2.0
 BUDGET_PERIOD = timedelta(hours=1)
 
 LEAST_MEASURED_S = 30.0
-"""Of training, before its speed says more than its plan."""
+"""Least time of training before its speed says more than its plan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +48,7 @@ class Loss:
 
     message: str
     signature: str | None
-    """What would be the same if the same error came once more; None for what is left to chance."""
+    """The same if the same error comes once more; None for losses that are left to chance."""
 
     last_step: int
     """The last that is known to be trained."""
@@ -54,39 +57,39 @@ class Loss:
     """From which the run goes on."""
 
     is_noticed: bool = False
-    """The cloud told it ahead."""
+    """The cloud gave notice."""
 
     ended_run: bool = False
     """The restarts of its hour were used up."""
 
     usd_per_hour: float = 0.0
-    """Of the fleet that it stopped."""
+    """Price of the fleet that it stopped."""
 
     decision: str = ""
-    """How the run went on, of which ways, and why; empty where it ended, or workers alone were started again."""
+    """How the run went on, and the expected costs; empty where it ended, or workers alone were started again."""
 
     is_of_other_size: bool = False
     """The run went on with machines for fewer workers, or more."""
 
     attempt: int = -1
-    """Which of the trainings of the run told the last step; -1 where none has."""
+    """The training of the run that reported the last step; -1 where none has."""
 
     slowness: float = 1.0
     """Seconds of a step over those that were planned for the fleet that was lost."""
 
     @property
     def what(self) -> str:
-        """What happened, in one line."""
+        """The loss, in one line."""
         return self.message.partition("; its log is")[0].splitlines()[0]
 
     @property
     def lost_steps(self) -> int:
-        """That are trained again."""
+        """Steps that are trained again."""
         return max(self.last_step - self.checkpoint_step, 0)
 
     @property
     def summary(self) -> str:
-        """What happened and what comes next, in one line."""
+        """The loss and where the run goes on, in one line."""
         return (
             f"{self.what}: {self.lost_steps:,} steps are lost, and the run goes on from step "
             f"{self.checkpoint_step:,}"
@@ -109,20 +112,21 @@ def restart_budget(asked: int | None, *, interruptions_per_hour: float) -> int:
 
 
 def note_loss(
-    workspace: Workspace,
-    run_id: str,
+    run: FleetRun,
     lost: MachinesLost,
     *,
-    run_directory: RunDirectory,
-    launch_id: str,
-    usd_per_hour: float,
-    max_restarts_per_hour: int,
+    cluster: Cluster,
+    interruptions_per_hour: float,
     now: datetime,
     slowness: float = 1.0,
 ) -> Loss:
-    """Write down what a run has lost, and check that it may restart.
+    """Write down a loss of a run, and check that the run may restart.
 
     Steps that an earlier loss has counted are not counted again where nothing was trained since.
+
+    Args:
+        cluster: Where machines or workers were lost.
+        interruptions_per_hour: That its plan expects.
 
     Raises:
         RunStoppedError: The run was asked to stop; says how to go on.
@@ -130,32 +134,33 @@ def note_loss(
     """
     from heterps_core.training.checkpoint import complete_checkpoints
 
-    progress = read_progress(run_directory)
-    complete = complete_checkpoints(run_directory)
+    run_id, progress = run.run_id, read_progress(run.directory)
+    complete = complete_checkpoints(run.directory)
     checkpoint_step = int(complete[-1]) if complete else 0
-    if run_directory.stop_reason() == "" and not leaving_nodes(run_directory):
+    if run.directory.stop_reason() == "" and not leaving_nodes(run.directory):
         raise RunStoppedError(
             f"run {run_id} was asked to stop, and ended before it wrote another checkpoint; set "
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {lost.message}"
         )
-    earlier = read_losses(workspace, run_id)
+    earlier = read_losses(run.workspace, run_id)
     attempt = -1 if progress is None else progress.attempt
     is_counted = bool(earlier) and earlier[-1].attempt == attempt
+    budget = restart_budget(run.max_restarts_per_hour, interruptions_per_hour=interruptions_per_hour)
+    num_recent = 1 + sum(now - datetime.fromisoformat(each.at) < BUDGET_PERIOD for each in earlier)
     loss = Loss(
-        launch_id=launch_id,
+        launch_id=cluster.run_id,
         at=now.isoformat(),
         message=lost.message,
         signature=lost.signature,
         last_step=checkpoint_step if progress is None or is_counted else progress.step,
         checkpoint_step=checkpoint_step,
         is_noticed=lost.is_noticed,
-        usd_per_hour=usd_per_hour,
+        ended_run=num_recent > budget,
+        usd_per_hour=cluster.price_usd_per_hour,
         attempt=attempt,
         slowness=slowness,
     )
-    recent = [each for each in (*earlier, loss) if now - datetime.fromisoformat(each.at) < BUDGET_PERIOD]
-    loss = replace(loss, ended_run=len(recent) > max_restarts_per_hour)
-    local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in (*earlier, loss)])
+    _write_losses(run.workspace, run_id, [*earlier, loss])
     if loss.signature is not None and earlier and loss.signature == earlier[-1].signature:
         raise TrainingError(
             f"a fault that comes again is not tried again, and launch {loss.launch_id} ended as the one before: "
@@ -163,22 +168,22 @@ def note_loss(
         )
     if loss.ended_run:
         raise TrainingError(
-            f"a run may restart {max_restarts_per_hour} times in an hour, but {run_id} has lost machines or workers "
-            f"{len(recent)} times; look what the losses have in common, then set resume_run_id={run_id} to go on "
+            f"a run may restart {budget} times in an hour, but {run_id} has lost machines or workers "
+            f"{num_recent} times; look what the losses have in common, then set resume_run_id={run_id} to go on "
             f"from step {loss.checkpoint_step:,}, or raise max_restarts_per_hour; the last: {lost.message}"
         )
     return loss
 
 
 def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
-    """Return what a run has lost, oldest first."""
+    """Return the losses of a run, the oldest first."""
     return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
 
 
 def slowness_of(
     workspace: Workspace, run_id: str, run_directory: RunDirectory, *, planned_samples_per_s: float
 ) -> float:
-    """Return the seconds of a step over those planned; of a fleet that has just begun, those of the one before."""
+    """Return the seconds of a step over those planned; for a fleet that has just begun, those of the one before."""
     progress, losses = read_progress(run_directory), read_losses(workspace, run_id)
     attempt, slowness = (losses[-1].attempt, losses[-1].slowness) if losses else (-1, 1.0)
     if progress is None or progress.attempt == attempt or progress.elapsed_s < LEAST_MEASURED_S:
@@ -187,20 +192,24 @@ def slowness_of(
 
 
 def losses_document(workspace: Workspace, run_id: str) -> dict[str, Any]:
-    """Return what a run has lost, for its record."""
+    """Return the losses of a run, for its record."""
     return {"losses": [asdict(each) for each in read_losses(workspace, run_id)]}
 
 
 def note_decision(workspace: Workspace, run_id: str, decision: str, *, is_of_other_size: bool) -> None:
     """Write down how a run goes on after its last loss, in its folder."""
     *earlier, last = read_losses(workspace, run_id)
-    losses = [*earlier, replace(last, decision=decision, is_of_other_size=is_of_other_size)]
+    last = replace(last, decision=decision, is_of_other_size=is_of_other_size)
+    _write_losses(workspace, run_id, [*earlier, last])
+
+
+def _write_losses(workspace: Workspace, run_id: str, losses: Sequence[Loss]) -> None:
     local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in losses])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restart:
-    """A loss, and what it cost."""
+    """A loss and its cost."""
 
     loss: Loss
     seconds: float | None
@@ -213,7 +222,7 @@ class Restart:
 
 
 def restarts_of(workspace: Workspace, run_id: str, run_directory: RunDirectory) -> tuple[Restart, ...]:
-    """Return what a run has lost and what that cost, oldest first, by when its steps were written down."""
+    """Return the losses of a run and their cost, the oldest first, by the times at which its steps were written."""
     # Files of steps are named attempt-step, by the first step that they hold.
     written = sorted(
         (stamp / 1e9, int(name.rpartition("-")[2].partition(".")[0]))

@@ -1,6 +1,5 @@
 """A small planning problem whose figures can be checked by hand, and a search result over it."""
 
-from concurrent.futures import wait
 from dataclasses import replace
 
 from heterps_core.cluster import Cluster
@@ -11,10 +10,14 @@ from heterps_core.planning.problem.scheduling_problem import LayerCosts, Schedul
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.billing.caps import Caps
 from infra.providers.base import node_of
 from tasks.provisioning import Provisioning
+from tasks.running.fleet import Fleet, FleetRun
 from tests.infra.builders import offer
 
+NO_CAPS = Caps()
 SPOT_PROBLEM_TYPES = ("cpu-c7i", "cpu-c7i-spot")
 
 
@@ -111,6 +114,15 @@ def without_spot(problem):
     )
 
 
+def slowed(problem, factor):
+    """The same problem, whose layers take so many times as long to compute."""
+    layers = (
+        replace(layer, compute_seconds={name: factor * s for name, s in layer.compute_seconds.items()})
+        for layer in problem.layers
+    )
+    return replace(problem, layers=tuple(layers))
+
+
 def bought(*counts, markets=(Market.ON_DEMAND,), price_usd_per_hour=1.0, types=SPOT_PROBLEM_TYPES):
     """A machine for each replica; the first of a stage in the first market, the others in the last."""
     groups = []
@@ -141,12 +153,23 @@ def cluster_of(provisioning):
     )
 
 
-def look_and_decide(growth):
-    """Begin a look, where it is time to, and take its answer: another one where machines could not be had."""
-    growth.look()
-    while growth._deciding is not None:
-        wait([growth._deciding], timeout=60)
-        growth.look()
+def fleet_of(provisioning):
+    return Fleet(cluster_of(provisioning), provisioning)
+
+
+def fleet_run(workspace, *, run_id="r1", caps=NO_CAPS, **others):
+    """A run on processes of this machine, as its fleet knows it."""
+    return FleetRun(
+        workspace=workspace,
+        run_id=run_id,
+        directory=RunDirectory(str(workspace.run_directory(run_id))),
+        provider_name="local",
+        model="ctrdnn",
+        caps=caps,
+        problem=make_spot_problem(hours=8),
+        num_steps=1_000,
+        **others,
+    )
 
 
 def make_result(problem, *, scheduler="exact", stages=None, cost_lower_bound_usd=None):

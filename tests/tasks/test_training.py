@@ -97,10 +97,10 @@ def test_a_local_run_whose_workers_do_not_fit_is_refused_with_figures_before_it_
     ):
         write_job(
             run,
+            provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_dry_run=True),
             run_id="r1",
             model="ctrdnn",
             dataset=PreparedDataset(dataset.directory, huge),
-            provisioning=provisioned(Stage(0, 0, "cpu-c7i", 2), Stage(1, 7, "cpu-c7i", 1), is_dry_run=True),
             config=config_for(dataset, num_stages=2),
             start=Start(reason=""),
         )

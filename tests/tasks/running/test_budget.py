@@ -14,6 +14,7 @@ from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, keep_storage_usage, local_folder
 from tasks.running.budget import check_not_stopped, spending_of, within_budget
 from tests.infra.builders import bootstrap, offer, plan
+from tests.tasks.builders import fleet_run
 from tests.waiting import wait_for
 
 USD_PER_SECOND = 1.0
@@ -43,7 +44,7 @@ def train_like_a_worker_that_hangs(workspace, run, caps):
     """Wait for the stop that it is asked for, and do not obey."""
     directory = RunDirectory(str(workspace.run_directory("r1")))
     provider = provider_of(workspace, "local")
-    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory, bucket_usd=0.0) as watch:
+    with within_budget(fleet_run(workspace, caps=caps), run, bucket_usd=0.0) as watch:
         wait_for(lambda: directory.exists(STOP))
         assert provider.list_instances("r1")
         wait_for(lambda: not provider.list_instances("r1"))
@@ -57,23 +58,18 @@ def test_a_run_is_asked_to_stop_before_the_cap_and_loses_its_machines_at_it(work
 
 
 def test_an_error_within_the_budget_is_left_as_it_is(workspace, run):
-    directory = RunDirectory(str(workspace.run_directory("r1")))
-
     with (
         pytest.raises(TrainingError, match="silent"),
-        within_budget(
-            workspace, run, Caps(max_usd_per_run=1e6), run_id="r1", run_directory=directory, bucket_usd=0.0
-        ) as watch,
+        within_budget(fleet_run(workspace, caps=Caps(max_usd_per_run=1e6)), run, bucket_usd=0.0) as watch,
     ):
         raise TrainingError("stage0-node0 has been silent")
 
     check_not_stopped(watch, MachinesLost(message="stage0-node0 is lost"), run_id="r1")
 
 
-def test_a_loss_behind_a_cap_that_was_reached_is_no_reason_to_go_on(workspace, run):
-    directory = RunDirectory(str(workspace.run_directory("r1")))
+def test_a_loss_after_a_cap_that_was_reached_is_no_reason_to_go_on(workspace, run):
     caps = Caps(max_usd_per_run=1e6)
-    with within_budget(workspace, run, caps, run_id="r1", run_directory=directory, bucket_usd=0.0) as watch:
+    with within_budget(fleet_run(workspace, caps=caps), run, bucket_usd=0.0) as watch:
         watch.stopped_by = "4 of the 4 USD per run are spent"
 
     with pytest.raises(BudgetExceededError, match=r"4 of the 4 USD.*resume_run_id=r1.*stage0-node0 is lost"):

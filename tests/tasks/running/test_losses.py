@@ -1,6 +1,7 @@
 """How often a run that loses its machines goes on by itself."""
 
 import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tasks.running.losses import (
     restarts_text,
     slowness_of,
 )
+from tests.tasks.builders import bought, cluster_of, fleet_run
 
 NOW = datetime(2026, 11, 22, 4, 0, tzinfo=UTC)
 
@@ -40,13 +42,10 @@ def lose(workspace, run, number, *, minutes=0, signature=None, is_noticed=False,
     """Lose launch `number` of the run."""
     launch_id = "r1" if number == 1 else f"r1.{number}"
     return note_loss(
-        workspace,
-        "r1",
+        replace(fleet_run(workspace), directory=run),
         MachinesLost(message=f"loss {number}", signature=signature, is_noticed=is_noticed),
-        run_directory=run,
-        launch_id=launch_id,
-        usd_per_hour=1.8,
-        max_restarts_per_hour=2,
+        cluster=replace(cluster_of(bought(2, price_usd_per_hour=0.9)), run_id=launch_id),
+        interruptions_per_hour=0.0,
         now=NOW + timedelta(minutes=minutes),
         slowness=slowness,
     )
