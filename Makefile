@@ -1,4 +1,4 @@
-# Two commands matter to a user: `make train-ctr` and `make test`; `make test-all` has the slow tests too. Each builds .venv first where it must.
+# Two commands matter to a user: `make train-ctr` and `make test`. Each builds .venv first where it must.
 
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ SCHEMA ?=
 MODEL ?=
 ARGS ?=
 
-.PHONY: setup train-ctr serve test test-all check lock clean
+.PHONY: setup train-ctr serve test test-all test-weekly check lock clean
 
 setup: $(STAMP)
 
@@ -33,10 +33,16 @@ serve: $(STAMP)
 # Two processes take whole files in turn, as the tests of a file share what they start.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
+# Fast tests: no server, no long process.
 test: $(STAMP)
 	$(PYTEST) -m "not slow"
 
+# Fast tests and whole nights, as continuous integration runs them.
 test-all: $(STAMP)
+	$(PYTEST) -m "not weekly"
+
+# All tests, with kills, proofs and long searches for faults.
+test-weekly: $(STAMP)
 	$(PYTEST)
 
 check: $(STAMP)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from infra.workspace import Workspace
+from tests.paths import PROJECT
 from tests.small_disk import SmallDisk, mounted
 
 # Tests run side by side, and a thread of torch that waits for another one keeps the core that the other needs.
@@ -17,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 FAST_TIER = "not slow"
-FAST_TEST_S = 10.0
+FAST_TEST_S = 3.0
 EXPECTED_SKIPS = (
     "needs a CUDA device",
     "needs CUDA devices",
@@ -34,13 +37,32 @@ EXPECTED_SKIPS = (
 )
 """Hardware and data that a machine of continuous integration has not."""
 
+LONGEST_FILES = (
+    "tests/flows/test_lost_machines.py",
+    "tests/flows/test_serving.py",
+    "tests/flows/test_whole_runs.py",
+    "tests/flows/test_faults_of_a_run.py",
+    "tests/flows/test_nights.py",
+    "tests/flows/test_judged_nights.py",
+    "tests/flows/test_full_disk.py",
+    "tests/heterps_core/training/tuning/test_search.py",
+    "tests/heterps_core/training/test_faults.py",
+)
+"""Of all tiers, the longest first."""
+
 UNEXPECTED_SKIPS: list[str] = []
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test named after a set: sets print in another order in each process, and processes that share
-    the tests must find the same names."""
+    """Put tests into tiers, and long files first, so that the processes that share the files end together.
+
+    Tests with a Prefect server are slow, and so are weekly ones. A test named after a set is refused: sets print in
+    another order in each process, and processes that share the tests must find the same names.
+    """
     for item in items:
+        if "prefect_server" in getattr(item, "fixturenames", ()) or item.get_closest_marker("weekly"):
+            item.add_marker(pytest.mark.slow)
         callspec = getattr(item, "callspec", None)
         for value in callspec.params.values() if callspec else ():
             if isinstance(value, set | frozenset) and str(value) in item.name:
@@ -48,6 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                     f"{item.nodeid} is named after the set {value}, which prints otherwise in another process. "
                     "Give a list or a tuple, or name the case by ids=."
                 )
+    num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    longest = {PROJECT / path: len(LONGEST_FILES) - rank for rank, path in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: (-longest.get(item.path, 0), -num_slow[item.path]))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -56,7 +81,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In the fast tier, let a test fail that takes longer than that allows and is not marked slow.
 
-    What tests share is not counted. Where more wants to run than there are cores, the time allowed grows with it.
+    What tests share is not counted. The limit grows with the load of a machine that has too few cores for it.
     """
     report = yield
     limit_s = FAST_TEST_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
@@ -65,7 +90,7 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = (
             f"a test without the mark slow must end within {limit_s:.0f} s, but took {report.duration:.0f} s; "
-            f"make it faster, or mark it @pytest.mark.slow, which only make test-all runs"
+            f"make it faster, or mark it @pytest.mark.slow, which make test leaves out"
         )
     return report
 
@@ -99,6 +124,41 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         except OSError as problem:
             pytest.skip(f"a small file system cannot be mounted here: {problem}")
         yield disk
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this test session share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def clicks_of_runs(shared_folder: Path) -> str:
+    """The file of 2,000 clicks on which whole runs train, whose layers are measured once for all of them."""
+    from heterps_core.data.synthetic.click_stream import write_click_stream
+
+    draft, path = shared_folder / f"clicks-{os.getpid()}.tsv", shared_folder / "clicks.tsv"
+    write_click_stream(draft, num_rows=2_000, seed=5)
+    with suppress(FileExistsError):
+        path.hardlink_to(draft)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def workspace_of_runs(shared_folder: Path) -> Callable[[Path], Workspace]:
+    """Makes workspaces that share the measured layers."""
+    profiles = shared_folder / "profiles"
+    profiles.mkdir(exist_ok=True)
+
+    def make(home: Path) -> Workspace:
+        home.mkdir(exist_ok=True)
+        (home / profiles.name).symlink_to(profiles)
+        return Workspace(root=home).create()
+
+    return make
 
 
 @pytest.fixture(scope="session")

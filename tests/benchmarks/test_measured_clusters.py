@@ -42,7 +42,7 @@ def test_a_machine_without_the_tools_is_told_in_one_line(monkeypatch, tmp_path):
         measured_clusters.run()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.root
 def test_a_link_sets_the_pace_of_the_smallest_cluster(dataset, tmp_path):
     if (reason := why_no_hosts()) is not None:

@@ -40,7 +40,7 @@ def test_quality_is_measured_against_the_proven_optimum():
     assert figures["brute_force_mean_gap_4x2"] == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_search_goes_on_where_the_stages_that_its_bound_found_have_left_the_chain():
     problem = next(each for each in draw_tight(32, 4, seed=0) if each.model == "random-1000017")
 

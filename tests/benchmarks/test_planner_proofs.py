@@ -13,7 +13,7 @@ from tests.paths import TESTS
 PROBLEMS = TESTS / "golden" / "problems"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems():
     figures = {entry["name"]: entry["value"] for entry in planner_proofs.run(seed=0, num_cases=24)}
 
@@ -23,7 +23,7 @@ def test_no_proof_is_contradicted_by_any_method_on_twenty_four_capped_problems()
     assert figures["checks"] > 200
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("seed", [14, 194])
 def test_the_bound_holds_where_the_ascent_met_a_plan_above_the_cutoff(seed):
     verdict = examine(draw_capped(seed=seed), seed=0)

@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 import pytest
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.providers import PROVIDERS, provider_of
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE
 from tasks.clusters import bills_of_run, end_machines_of, machines_of_run
 from tasks.reports.bills import bill_text
 from tests.contracts import pretend_provider
@@ -32,21 +31,28 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory, prefect_server):
-    return Workspace(root=tmp_path_factory.mktemp("pretend") / "home").create()
+def workspace(tmp_path_factory, workspace_of_runs, prefect_server):
+    return workspace_of_runs(tmp_path_factory.mktemp("pretend") / "home")
 
 
 @pytest.fixture
-def start(workspace, tmp_path, monkeypatch):
+def start(workspace, clicks_of_runs, monkeypatch):
     """Starts a run as a person does, and ends it whatever becomes of the test."""
     monkeypatch.setitem(PROVIDERS, PretendProvider.name, PretendProvider)
-    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=2_000, seed=5).path
     earlier = set(workspace.runs_directory.iterdir())
     runs = []
 
     def started(*arguments):
         run = subprocess.Popen(
-            [sys.executable, "-m", pretend_provider.__name__, "--data", str(clicks), *SETTINGS, *arguments],
+            [
+                sys.executable,
+                "-m",
+                pretend_provider.__name__,
+                "--data",
+                clicks_of_runs,
+                *SETTINGS,
+                *arguments,
+            ],
             cwd=PROJECT,
             env={
                 **os.environ,
@@ -96,6 +102,7 @@ def test_it_plans_launches_trains_and_is_billed(workspace, start):
     check_bill(workspace, run_id, reason=EndReason.RUN_ENDED)
 
 
+@pytest.mark.weekly
 def test_a_killed_run_is_swept_and_billed_until_its_machines_end(workspace, start):
     start_run, new_run_ids = start
     run = start_run("--epochs", "1000")

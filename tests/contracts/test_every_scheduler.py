@@ -138,7 +138,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
         get_scheduler("reenforce")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_plans_do_not_depend_on_the_process_or_its_threads():
     code = (
         "import sys, torch\n"

@@ -1,11 +1,12 @@
 """A parameter that cannot be used ends a flow in one line, before anything is recorded, prepared or measured.
 
-The flows are called as Prefect calls them; what the command line checks before is the same.
+The functions are called as Prefect calls them; the command line checks the same before.
 """
 
 import json
 import re
 from datetime import date
+from functools import partial
 
 import pytest
 
@@ -21,8 +22,6 @@ from heterps_core.data.synthetic.click_stream import write_click_days, write_cli
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.workspace import Workspace
 from tasks.records.runs import save_parameters
-
-pytestmark = pytest.mark.usefixtures("prefect_server")
 
 NAN = float("nan")
 MODELS = f"{__name__}:"
@@ -69,9 +68,9 @@ def placed(parameters, inputs):
 
 
 def refused(flow, parameters, home, inputs):
-    """Return what a flow says that refuses its parameters, and check that it has left nothing."""
+    """Return the message of a flow that refuses its parameters, and check that it has left nothing."""
     with pytest.raises(HeterpsError) as caught:
-        flow(**placed(parameters, inputs))
+        getattr(flow, "fn", flow)(**placed(parameters, inputs))
     left = sorted(path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file())
     assert left == []
     assert "\n" not in str(caught.value)
@@ -196,6 +195,10 @@ TRAINING = [
 @pytest.mark.parametrize(("wrong", "message"), TRAINING, ids=[str(case[0])[:60] for case in TRAINING])
 def test_a_training_with_a_wrong_parameter_leaves_nothing(wrong, message, home, inputs):
     assert re.search(message, refused(train_ctr, wrong, home, inputs))
+
+
+def test_a_refusal_passes_through_prefect(prefect_server, home, inputs):
+    assert "epochs must be" in refused(partial(train_ctr), {"epochs": 0}, home, inputs)
 
 
 def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():

@@ -17,8 +17,6 @@ from heterps_core.planning.search.schedulers.base import ProposingScheduler
 from infra.workspace import Workspace
 from tests.tasks.builders import make_problem
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
-
 METHODS = ["exact", "gpu-only", "brute-force"]
 BUDGET = 64
 
@@ -91,6 +89,7 @@ def tables_of(markdown):
     return tables
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
 def test_tables_and_record_say_what_the_searches_found(workspace, problem_files, tmp_path):
     output = tmp_path / "COMPARISON.md"
@@ -128,6 +127,7 @@ def test_tables_and_record_say_what_the_searches_found(workspace, problem_files,
     assert published.count(output.read_text()) == 1
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
 def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_files, tmp_path, monkeypatch):
     monkeypatch.setitem(SCHEDULERS, "broken", f"{__name__}:BrokenScheduler")
@@ -155,6 +155,7 @@ def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_
     assert overview["brute-force"]["plans rated"] == "8"
 
 
+@pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
 def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(tmp_path):
     output = tmp_path / "COMPARISON.md"

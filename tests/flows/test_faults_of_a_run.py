@@ -17,7 +17,6 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.step_metrics import read_progress, read_steps
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import Ledger
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 180.0
 SETTINGS = [
-    *("--epochs", "15", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--epochs", "30", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages
 ]
@@ -95,18 +94,18 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
-    return Workspace(root=tmp_path_factory.mktemp("faults") / "home").create()
+def workspace(tmp_path_factory, workspace_of_runs):
+    return workspace_of_runs(tmp_path_factory.mktemp("faults") / "home")
 
 
-@pytest.fixture(scope="module")
-def clicks(tmp_path_factory):
-    return write_click_stream(tmp_path_factory.mktemp("clicks") / "clicks.tsv", num_rows=4_000, seed=5).path
+@pytest.fixture
+def clicks(clicks_of_runs):
+    return clicks_of_runs
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def refused(tmp_path_factory, clicks, prefect_server):
-    """A run whose database is locked from its start on; it waits for 20 s, in which others run."""
+    """A run whose database is locked from its start on; it waits for 20 s."""
     workspace = Workspace(root=tmp_path_factory.mktemp("refused") / "home").create()
     with locked(workspace.tracking_path):
         run = Run(workspace, clicks)
@@ -163,7 +162,9 @@ def training_record(client, run):
     return training, [each for each in runs if each is not training]
 
 
-def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once(tmp_path, workspace, clicks):
+def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once(
+    tmp_path, workspace, clicks, prefect_server
+):
     server = TrackingServer(tmp_path)
     run = Run(workspace, clicks, **{TRACKING_VARIABLE: server.url, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"})
     try:
@@ -204,6 +205,7 @@ def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once
         server.stop()
 
 
+@pytest.mark.weekly
 def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, clicks, prefect_server):
     run = Run(workspace, clicks)
     try:
@@ -226,6 +228,7 @@ def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, cli
         run.kill()
 
 
+@pytest.mark.weekly
 def test_a_run_whose_database_is_locked_at_its_start_is_refused_in_one_line(refused):
     status, errors = refused.end()
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import HOME_VARIABLE
 from tests.paths import PROJECT
 from tests.waiting import wait_for
@@ -20,7 +19,7 @@ pytestmark = [
 
 LIMIT_S = 180.0
 SETTINGS = [
-    *("--epochs", "300", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--epochs", "600", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages
 ]
@@ -59,17 +58,19 @@ def keep_full(folder, process):
 @pytest.mark.parametrize(
     "begun",
     [
-        pytest.param("runs/*/parameters.json", id="before it plans"),
+        pytest.param("runs/*/parameters.json", id="before it plans", marks=pytest.mark.weekly),
         pytest.param("runs/*/progress.json", id="while it trains"),
     ],
 )
-def test_a_workspace_that_is_full_is_told_in_one_line_with_the_way_on(begun, tmp_path):
-    clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=4_000, seed=5).path
+def test_a_workspace_that_is_full_is_told_in_one_line_with_the_way_on(
+    begun, tmp_path, clicks_of_runs, workspace_of_runs
+):
     with small_disk(tmp_path / "home") as home:
+        workspace_of_runs(home)
         # With a Prefect server of its own, whose database is in the workspace too.
         environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
         run = subprocess.Popen(
-            [sys.executable, "-m", "flows.train_ctr", "--data", str(clicks), *SETTINGS],
+            [sys.executable, "-m", "flows.train_ctr", "--data", clicks_of_runs, *SETTINGS],
             cwd=PROJECT,
             env={**environment, HOME_VARIABLE: str(home)},
             stdout=subprocess.PIPE,

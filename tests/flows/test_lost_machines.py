@@ -12,12 +12,11 @@ import pytest
 from mlflow import MlflowClient
 from prefect.settings import PREFECT_API_URL
 
-from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE
 from tasks.records.mlflow_names import KIND_TRAINING
 from tasks.records.mlflow_store import runs_of
 from tests.heterps_core.training.node_processes import kill_machine, nodes_of
@@ -37,15 +36,13 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory, prefect_server):
-    """All runs share it, so that layers are measured once."""
-    return Workspace(root=tmp_path_factory.mktemp("lost") / "home").create()
+def workspace(tmp_path_factory, workspace_of_runs, prefect_server):
+    return workspace_of_runs(tmp_path_factory.mktemp("lost") / "home")
 
 
-@pytest.fixture(scope="module")
-def clicks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clicks")
-    return str(write_click_stream(folder / "clicks.tsv", num_rows=2_000, seed=5).path)
+@pytest.fixture
+def clicks(clicks_of_runs):
+    return clicks_of_runs
 
 
 class Run:
@@ -160,6 +157,7 @@ def test_a_run_that_loses_a_machine_goes_on_by_itself_and_ends_as_one_that_was_n
     assert {entry.state for entry in entries} == {EntryState.ENDED}
 
 
+@pytest.mark.weekly
 def test_a_run_that_loses_machines_three_times_in_an_hour_ends_with_a_reason(workspace, clicks):
     run, status, errors = trained(workspace, clicks, num_losses=3)
 

@@ -108,6 +108,7 @@ def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(work
     assert not is_done(workspace, clicks)
 
 
+@pytest.mark.weekly
 def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     program = (
         "import asyncio, heterps\n"

@@ -16,8 +16,6 @@ from infra.workspace import Workspace, answers, free_loopback_port
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
-
 PREFECT = Path(sys.executable).with_name("prefect")
 DOCUMENT = yaml.safe_load((PROJECT / "prefect.yaml").read_text())
 
@@ -60,6 +58,7 @@ def test_a_workers_runs_have_the_environment_of_served_ones(tmp_path):
         assert given == {name: value for name, value in wanted.items() if name not in OF_THE_WORKER}
 
 
+@pytest.mark.weekly
 def test_a_process_worker_runs_a_deployment_to_its_end(tmp_path):
     port = free_loopback_port()
     api_url = f"http://127.0.0.1:{port}/api"

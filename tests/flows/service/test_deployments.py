@@ -5,9 +5,7 @@ import logging
 import pytest
 import yaml
 
-from flows.service.deployments import (
-    deployments,
-)
+from flows.service.deployments import deployments
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
@@ -15,8 +13,6 @@ from tasks.records import mlflow_store
 from tasks.records.mlflow_names import PROCESS_TAG
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
-
-pytestmark = pytest.mark.usefixtures("prefect_server")
 
 
 def test_deployments_are_named_as_their_flows():
@@ -58,7 +54,9 @@ def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
         assert getattr(module, function).name == each["name"]
 
 
-def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(tmp_path, monkeypatch, caplog):
+def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(
+    tmp_path, monkeypatch, caplog, prefect_server
+):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path))
     workspace = Workspace(root=tmp_path).create()
     dead = run_lifecycle.open_run(workspace, run_id="run-1", run_name="run-1", tags={})

@@ -17,8 +17,6 @@ from flows.service.recovery import (
 )
 from flows.service.schedule import DEPLOYMENTS
 
-pytestmark = pytest.mark.usefixtures("prefect_server")
-
 
 @pytest.fixture
 def engine(tmp_path):
@@ -51,6 +49,7 @@ def test_every_deployment_is_looked_after():
 
 
 @pytest.mark.parametrize(("name", "seconds"), [(HEARTBEAT_AUTOMATION, 90), (START_AUTOMATION, 600)])
+@pytest.mark.usefixtures("prefect_server")
 def test_automations_that_call_dead_runs_crashed_are_installed_once(name, seconds):
     install_crash_automations()
     install_crash_automations()
@@ -60,6 +59,7 @@ def test_automations_that_call_dead_runs_crashed_are_installed_once(name, second
     assert automation.trigger.within == timedelta(seconds=seconds)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_that_was_about_to_start_begins_again():
     """A process that is killed between taking a run and starting it leaves it pending."""
     training, *_ = deployments()
@@ -77,6 +77,7 @@ def test_a_run_that_was_about_to_start_begins_again():
         client.delete_flow_run(taken.id)
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
     training, *_ = deployments()
     deployment_id = training.apply()
@@ -106,6 +107,7 @@ def test_missed_nightly_runs_are_skipped_and_asked_for_runs_are_kept():
     assert [run.id for run in kept if run.expected_start_time < now] == [asked_for.id]
 
 
+@pytest.mark.usefixtures("prefect_server")
 def test_a_run_whose_process_was_killed_with_the_service_is_called_crashed(engine):
     training, *_ = deployments()
     deployment_id = training.apply()

@@ -130,6 +130,7 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_a_checkpoint(dat
     assert failure.value.exit_status == TrainingError.exit_status
 
 
+@pytest.mark.weekly
 def test_a_row_group_that_is_damaged_while_it_waits_is_named(dataset, tmp_path):
     damaged = tmp_path / "damaged"
     shutil.copytree(dataset, damaged)
@@ -175,6 +176,7 @@ def test_a_worker_that_stands_still_is_named_and_replaced(frozen, frozen_run):
     assert int(named.group(2)) <= SILENCE_LIMIT_S
 
 
+@pytest.mark.weekly
 def test_a_worker_that_stands_still_in_a_checkpoint_is_named_as_elsewhere_and_no_disk_is_blamed(
     dataset, tmp_path, monkeypatch
 ):

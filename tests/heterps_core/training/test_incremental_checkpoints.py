@@ -341,7 +341,7 @@ def train_to_the_end(rank: int, folder: str, killed_at: str | None) -> dict[str,
     return {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in copied(model).items()}
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("killed_at", ["00000000-whole/", "/00000009/"])
 def test_a_worker_killed_while_it_writes_goes_on_from_the_checkpoint_before_as_if_nothing_had_been(
     killed_at, tmp_path
@@ -419,7 +419,7 @@ def fail_on_one(rank: int, folder: str) -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_all_workers_end_where_one_cannot_write(tmp_path):
     messages = run_in_processes(fail_on_one, 2, str(tmp_path))
 

@@ -154,7 +154,7 @@ def noted_steps(path: Path) -> list[np.ndarray]:
     return [np.concatenate(parts[at : at + NUM_MICROBATCHES]) for at in range(0, whole, NUM_MICROBATCHES)]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_each_row_once(
     dataset, tmp_path, monkeypatch
 ):

@@ -71,6 +71,6 @@ def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
 
 
 @pytest.mark.parametrize("is_in_shared_memory", [False, True], ids=["by messages", "in shared memory"])
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_neighbour_whose_steps_are_slow_is_waited_for_longer_than_the_limit(is_in_shared_memory):
     assert run_in_processes(train_with_slow_steps, 2, is_in_shared_memory) == [3, 3]

@@ -228,6 +228,7 @@ def train_part_until_killed(rank: int, run_folder: str) -> None:
     train_part(rank, run_folder)
 
 
+@pytest.mark.weekly
 def test_a_worker_killed_in_the_middle_of_a_sweep_leaves_no_file_and_its_run_ends_with_the_same_weights(
     dataset, tmp_path
 ):

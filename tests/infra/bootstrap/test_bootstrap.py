@@ -155,7 +155,7 @@ def test_a_node_ends_itself_at_its_lifetime_however_often_its_lease_is_renewed(s
     assert status == TIMED_OUT
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_node_lives_as_long_as_its_lease_is_renewed(short_lease, tmp_path):
     """Each renewal waits until the node has looked at the one before, so that this takes more than one lease."""
     looks = tmp_path / "looks"
@@ -212,7 +212,7 @@ def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be
     assert shutdowns(tmp_path)[:2] == ["-P +2", "-P now"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_rented_machine_reads_its_lease_from_the_bucket(short_lease, tmp_path, monkeypatch):
     """Renewed at each of a dozen looks it lives longer than the ten that are its lease; then it shuts down."""
     environment = rented({**short_lease, "HETERPS_LEASE_S": "40"}, tmp_path)

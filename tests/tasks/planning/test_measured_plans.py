@@ -46,7 +46,7 @@ def profiled(dataset: PreparedDataset) -> ProfiledModel:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_each_method_runs_as_many_plans_and_the_faster_step_comes_first(profiled, dataset):
     found = search_measured.fn(
         profiled,

@@ -97,7 +97,7 @@ def check_plan(problem, plan):
     assert plan["optimality_gap"] >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @settings(
     max_examples=NUM_FILES,
     derandomize="HETERPS_FUZZED_FILES" not in os.environ,

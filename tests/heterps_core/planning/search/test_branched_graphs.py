@@ -42,7 +42,7 @@ def test_the_best_plan_of_all_orders_is_the_best_of_all_convex_partitions(seed):
     assert min(found) == pytest.approx(cheapest_partition_usd(problem, graph), rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_of_200_random_graphs_the_programs_order_is_the_best_of_all_orders_for_nearly_all():
     losses = []
     for seed in range(200):

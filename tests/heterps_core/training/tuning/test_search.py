@@ -44,7 +44,7 @@ def held_out_log_loss(dataset, model, **numbers):
     return quality.log_loss
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_what_is_found_is_better_than_the_defaults_on_rows_that_no_trial_saw(dataset):
     seen = []
 
