@@ -10,16 +10,11 @@ generators", OOPSLA 2014, constants of variant 13 by D. Stafford), started at th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from heterps_core.data.features import MIN_SLOT_ROWS, MISSING_ROW, NO_ID
-from heterps_core.errors import ConfigurationError
+from heterps_core.data.features import MISSING_ROW
 
 _GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -28,53 +23,36 @@ _ALL_ONES = np.uint64(0xFFFFFFFFFFFFFFFF)
 _BYTES_PER_WORD = 8
 _BITS_PER_WORD = 64
 
-_TEXTS_PER_BLOCK = 8_192
+TEXTS_PER_BLOCK = 8_192
 """Texts hashed at once. Arrays of this size stay in the cache and below malloc's threshold for fresh pages:
 16 ns a text, against 45 ns with 64,000 at once (one core of an AMD EPYC, NumPy 2.4, November 2026)."""
 
 UInt64Array = npt.NDArray[np.uint64]
-_Id = TypeVar("_Id", np.int32, np.int64)
 
 
-def hash_texts(texts: pa.StringArray, *, slot: int) -> UInt64Array:
-    """Return a 64-bit hash [n] of each text, salted by the slot so that slots collide independently.
+def hash_texts(texts: pa.StringArray, *, slot: int | npt.NDArray[np.int64]) -> UInt64Array:
+    """Return a 64-bit hash [n] of each text, salted by the slot of all or of each [n]: slots collide independently.
 
     A null hashes like the empty text.
     """
-    salt = mix(np.array([slot], dtype=np.uint64))[0]
-    hashes = np.full(len(texts), salt)
-    for begin in range(0, len(texts), _TEXTS_PER_BLOCK):
-        _hash_block(texts.slice(begin, _TEXTS_PER_BLOCK), hashes[begin : begin + _TEXTS_PER_BLOCK])
+    salts = mix(np.arange(np.max(slot, initial=0) + 1, dtype=np.uint64))
+    hashes = np.broadcast_to(salts[slot], len(texts)).copy()
+    for begin in range(0, len(texts), TEXTS_PER_BLOCK):
+        _hash_block(texts.slice(begin, TEXTS_PER_BLOCK), hashes[begin : begin + TEXTS_PER_BLOCK])
     return hashes
 
 
-def rows_of_texts(
-    texts: pa.StringArray | pa.DictionaryArray, *, slot: int, num_rows: int
+def rows_of_hashes(
+    hashes: UInt64Array, *, is_missing: npt.NDArray[np.bool_], num_rows: int
 ) -> npt.NDArray[np.int32]:
-    """Return the embedding row [n] of each text: 1 + hash mod (num_rows - 1), or row 0 where missing.
+    """Return the embedding row [n] of each value: 1 + hash mod (num_rows - 1), or row 0 where it is missing.
 
-    Missing is what is null or empty. It has a row of its own, so the model learns what absence means. Of a dictionary
-    each text is hashed once.
+    Missing is what is null or empty. It has a row of its own, so the model learns what absence means.
     """
-    if num_rows < MIN_SLOT_ROWS:
-        raise ConfigurationError(f"a slot needs at least {MIN_SLOT_ROWS} rows, got {num_rows}")
-
-    def rows_of(plain: pa.StringArray) -> npt.NDArray[np.int32]:
-        rows = (hash_texts(plain, slot=slot) % np.uint64(num_rows - 1)).astype(np.int32)
-        rows += MISSING_ROW + 1
-        rows[text_lengths(plain) == 0] = MISSING_ROW
-        return rows
-
-    return _each_text_once(texts, rows_of)
-
-
-def keys_of_texts(
-    texts: pa.StringArray | pa.DictionaryArray, *, slot: int, hash_bits: int
-) -> npt.NDArray[np.int64]:
-    """Return the key [n] of each text, see `keys_of_hashes`; what is missing has that of the empty text."""
-    return _each_text_once(
-        texts, lambda plain: keys_of_hashes(hash_texts(plain, slot=slot), slot=slot, hash_bits=hash_bits)
-    )
+    rows = (hashes % np.uint64(num_rows - 1)).astype(np.int32)
+    rows += MISSING_ROW + 1
+    rows[is_missing] = MISSING_ROW
+    return rows
 
 
 def keys_of_hashes(hashes: UInt64Array, *, slot: int, hash_bits: int) -> npt.NDArray[np.int64]:
@@ -87,35 +65,6 @@ def keys_of_hashes(hashes: UInt64Array, *, slot: int, hash_bits: int) -> npt.NDA
     """
     leading = (hashes >> np.uint64(_BITS_PER_WORD - hash_bits)).astype(np.int64)
     return leading | np.int64(slot << hash_bits)
-
-
-def ids_of_lists(
-    lists: pa.ListArray,
-    ids_of: Callable[[pa.StringArray], npt.NDArray[_Id]],
-    *,
-    length: int,
-    keeps_last: bool = False,
-) -> npt.NDArray[_Id]:
-    """Return the ids [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
-
-    A text that is missing is left out; a list without any other has the id of a missing value, as one text would.
-
-    `ids_of` returns the ids [m] of texts [m].
-    """
-    found, missing = ids_of(lists.flatten()), ids_of(pa.array([""]))[0]
-    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    row = np.repeat(np.arange(len(lists)), counts)
-    is_there = found != missing
-    found, row = found[is_there], row[is_there]
-    counts = np.bincount(row, minlength=len(lists))
-    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    if keeps_last:
-        place -= np.repeat(np.maximum(counts - length, 0), counts)
-    is_kept = (place >= 0) & (place < length)
-    ids = np.full((len(lists), length), NO_ID, dtype=found.dtype)
-    ids[row[is_kept], place[is_kept]] = found[is_kept]
-    ids[counts == 0, 0] = missing
-    return ids
 
 
 def mix(values: UInt64Array) -> UInt64Array:
@@ -145,20 +94,6 @@ def text_lengths(texts: pa.StringArray) -> npt.NDArray[np.int32]:
         # Arrow leaves the bytes under a null undefined.
         lengths[np.asarray(texts.is_null())] = 0
     return lengths
-
-
-def _each_text_once(
-    texts: pa.StringArray | pa.DictionaryArray, ids_of: Callable[[pa.StringArray], npt.NDArray[_Id]]
-) -> npt.NDArray[_Id]:
-    if not pa.types.is_dictionary(texts.type):
-        return ids_of(texts)
-    indices, different = texts.indices, ids_of(texts.dictionary)
-    if indices.null_count:
-        # An index that is null points behind the last.
-        indices = indices.fill_null(len(different))
-        different = np.concatenate([different, ids_of(pa.array([""]))])
-    ids: npt.NDArray[_Id] = different.take(indices.to_numpy())
-    return ids
 
 
 def _hash_block(texts: pa.StringArray, hashes: UInt64Array) -> None:
@@ -200,13 +135,13 @@ def _absorb(
     """Mix the word at byte `position` of each text that is long enough into its hash, in place."""
     active = np.flatnonzero(lengths > position)
     if len(active) == len(hashes):
-        hashes[:] = mix(hashes ^ _load_words(starts + position, lengths - position, words))
+        hashes[:] = mix(hashes ^ load_words(starts + position, lengths - position, words))
     elif len(active):
-        loaded = _load_words(starts[active] + position, lengths[active] - position, words)
+        loaded = load_words(starts[active] + position, lengths[active] - position, words)
         hashes[active] = mix(hashes[active] ^ loaded)
 
 
-def _load_words(
+def load_words(
     begins: npt.NDArray[np.int64], remaining: npt.NDArray[np.int32], words: UInt64Array
 ) -> UInt64Array:
     """Return the 8 bytes from each `begins` on, those beyond `remaining` (at least 1) set to zero."""

@@ -5,21 +5,25 @@ D = dense columns, K = ids of a row, which are those of the categorical slots, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from heterps_core.data.features import FIRST_TEXT_RULE, SEQUENCE, FeatureSpec
-from heterps_core.data.hashing import ids_of_lists, keys_of_texts, rows_of_texts
+from heterps_core.data.features import FIRST_TEXT_RULE, NO_ID, SEQUENCE, FeatureSpec
+from heterps_core.data.hashing import hash_texts, keys_of_hashes, rows_of_hashes, text_lengths
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.column_texts import canonical_texts
+from heterps_core.data.reading.column_texts import other_forms
 from heterps_core.data.reading.row_batch import RowBatch, first_label
 from heterps_core.errors import DataError
+
+_MOST_JOINED_TEXTS = 1 << 16
+
+Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +33,9 @@ class RowArrays:
     dense: npt.NDArray[np.float32]
     """[n, D], standardised; 0 where the value is missing."""
 
-    ids: npt.NDArray[np.int32] | npt.NDArray[np.int64]
+    ids: Ids
     """[n, K], embedding rows inside the table of each slot, 0 where missing, or keys where ids are dynamic; `NO_ID`
-    behind the end of a list."""
+    after the end of a list."""
 
     labels: npt.NDArray[np.uint8]
     """[n], 1 for a click; [n, labels] where there are several."""
@@ -77,28 +81,83 @@ def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.N
     return np.concatenate([first_label(rows.labels) for rows in parts]), np.concatenate(weights)
 
 
-def ids_of_texts(
-    slots: Sequence[pa.Array], features: FeatureSpec
-) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
-    """Return the ids [n, K] of each slot's texts, or lists of texts, [n], by the rule of the features for texts."""
-    if features.text_rule != FIRST_TEXT_RULE:
-        slots = [canonical_texts(texts) for texts in slots]
-    is_dynamic = features.dynamic_ids is not None
+def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
+    """Return the ids [n, K] of each slot's texts, or lists of texts, [n], by the rule of the features for texts.
+
+    Each text of a dictionary is hashed once.
+    """
+    different = [
+        texts.dictionary
+        if pa.types.is_dictionary(texts.type)
+        else texts.flatten()
+        if pa.types.is_list(texts.type)
+        else texts
+        for texts in slots
+    ]
     ids_KN: npt.NDArray[Any] = np.empty(
-        (features.num_ids, len(slots[0])), dtype=np.int64 if is_dynamic else np.int32
+        (features.num_ids, len(slots[0])), dtype=np.int32 if features.dynamic_ids is None else np.int64
     )
-    for slot, (texts, num_rows, columns) in enumerate(
-        zip(slots, features.slot_rows, features.id_columns, strict=True)
-    ):
+    of_slots = _ids_of_columns(different, features)
+    for slot, (texts, columns, ids) in enumerate(zip(slots, features.id_columns, of_slots, strict=True)):
         own = slice(columns.start, columns.stop)
-        ids_of: Callable[[pa.Array], npt.NDArray[Any]] = (
-            partial(keys_of_texts, slot=slot, hash_bits=features.hash_bits)
-            if is_dynamic
-            else partial(rows_of_texts, slot=slot, num_rows=num_rows)
-        )
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
-            ids_KN[own] = ids_of_lists(texts, ids_of, length=len(columns), keeps_last=is_sequence).T
+            ids_KN[own] = ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence).T
+        elif pa.types.is_dictionary(texts.type):
+            indices = texts.indices.fill_null(len(ids) - 1) if texts.null_count else texts.indices
+            ids_KN[own] = ids.take(indices.to_numpy())
         else:
-            ids_KN[own] = ids_of(texts)
+            ids_KN[own] = ids[:-1]
     return np.ascontiguousarray(ids_KN.T)
+
+
+def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) -> Iterator[Ids]:
+    """Yield for each slot the ids of its texts [m] and then the id of a missing value, [m + 1]."""
+    of_slots, empty = list(enumerate(columns)), pa.array([""])
+    # All columns at once where they are short, as each call of NumPy takes a microsecond.
+    is_short = sum(map(len, columns)) <= _MOST_JOINED_TEXTS
+    for part in [of_slots] if is_short else [[each] for each in of_slots]:
+        texts = pa.concat_arrays([each for _, column in part for each in (column, empty)])
+        stops = np.cumsum([len(column) + 1 for _, column in part])
+        slots = np.repeat([slot for slot, _ in part], np.diff(stops, prepend=0))
+        hashes, is_missing = hash_texts(texts, slot=slots), text_lengths(texts) == 0
+        if features.text_rule != FIRST_TEXT_RULE:
+            places, canonical = other_forms(texts)
+            hashes[places] = hash_texts(canonical, slot=slots[places])
+            is_missing[places] = text_lengths(canonical) == 0
+        for (slot, _), start, stop in zip(part, [0, *stops.tolist()], stops.tolist(), strict=False):
+            if features.dynamic_ids is None:
+                yield rows_of_hashes(
+                    hashes[start:stop], is_missing=is_missing[start:stop], num_rows=features.slot_rows[slot]
+                )
+            else:
+                yield keys_of_hashes(hashes[start:stop], slot=slot, hash_bits=features.hash_bits)
+
+
+def ids_of_lists(
+    lists: pa.ListArray, ids: npt.NDArray[Any], *, length: int, keeps_last: bool = False
+) -> npt.NDArray[Any]:
+    """Return the ids [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
+
+    A text that is missing is left out; a list without any other has the id of a missing value, as one text would.
+
+    Args:
+        lists: [n] of texts, in which m texts stand.
+        ids: Of these texts and then of a missing value, [m + 1].
+        length: Ids of a row.
+        keeps_last: Whether a list with more texts keeps its last ones.
+    """
+    missing = ids[-1]
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    row = np.repeat(np.arange(len(lists)), counts)
+    is_there = ids[:-1] != missing
+    ids, row = ids[:-1][is_there], row[is_there]
+    counts = np.bincount(row, minlength=len(lists))
+    place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    if keeps_last:
+        place -= np.repeat(np.maximum(counts - length, 0), counts)
+    is_kept = (place >= 0) & (place < length)
+    of_rows = np.full((len(lists), length), NO_ID, dtype=ids.dtype)
+    of_rows[row[is_kept], place[is_kept]] = ids[is_kept]
+    of_rows[counts == 0, 0] = missing
+    return of_rows

@@ -59,7 +59,8 @@ def _champion(decision: PromotionDecision) -> str:
     if decision.is_promoted:
         return f"yes: version {decision.version} serves from now on"
     if decision.champion_version is None:
-        return f"no: version {decision.version} did not pass every gate"
+        way_out = f"heterps predict --version {decision.version} uses it anyway"
+        return f"no: version {decision.version} did not pass every gate; {way_out}"
     return f"no: version {decision.champion_version} stays; version {decision.version} is not proven better"
 
 

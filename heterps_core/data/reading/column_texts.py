@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.hashing import TEXTS_PER_BLOCK, load_words
 from heterps_core.data.reading.canonical_text import BLANKS, WORDS, canonical_text
 
 _EXACT_BELOW = {16: 2.0**11, 32: 2.0**24, 64: 2.0**53}
@@ -39,16 +40,23 @@ def canonical_texts(values: pa.Array) -> pa.Array:
         return pa.DictionaryArray.from_arrays(values.indices, canonical_texts(values.dictionary))
     if pa.types.is_list(values.type):
         return pa.ListArray.from_arrays(values.offsets, canonical_texts(values.values))
-    places = _not_surely_canonical(values)
+    places, canonical = other_forms(values)
     if not len(places):
-        return values
-    texts = values.take(pa.array(places))
-    canonical = _each_canonical(texts)
-    if canonical.equals(texts):
         return values
     chosen = np.arange(len(values))
     chosen[places] = len(values) + np.arange(len(places))
     return pa.concat_arrays([values, canonical]).take(pa.array(chosen))
+
+
+def other_forms(texts: pa.StringArray) -> tuple[npt.NDArray[np.int64], pa.StringArray]:
+    """Return the places [m] of texts that are not canonical, and their canonical texts [m].
+
+    A few places of texts that are canonical may be among them.
+    """
+    firsts = range(0, len(texts), TEXTS_PER_BLOCK)
+    of_blocks = [first + _not_surely_canonical(texts.slice(first, TEXTS_PER_BLOCK)) for first in firsts]
+    places = np.concatenate(of_blocks) if of_blocks else np.zeros(0, dtype=np.int64)
+    return places, _each_canonical(texts.take(pa.array(places)))
 
 
 def identity_problem(column: pa.Array) -> str | None:
@@ -74,6 +82,11 @@ def identity_problem(column: pa.Array) -> str | None:
     )
 
 
+_DECIMAL = r"^(?:0|[1-9][0-9]*)\.[0-9]*$"
+_WORTH_A_PATTERN = 2_048
+"""Texts; Arrow takes 150 us to compile the pattern, and a text that was seen before takes 0.1 us without it."""
+
+
 def _each_canonical(texts: pa.StringArray) -> pa.StringArray:
     if len(texts) <= _WORTH_A_PATTERN:
         written = [None if text is None else canonical_text(text) for text in texts.to_pylist()]
@@ -85,47 +98,79 @@ def _each_canonical(texts: pa.StringArray) -> pa.StringArray:
     return pc.replace_with_mask(decimals, is_other, pa.array(others, pa.string()))
 
 
-def _flags(characters: str) -> npt.NDArray[np.bool_]:
-    flags = np.zeros(256, dtype=bool)
-    flags[np.frombuffer(characters.encode(), dtype=np.uint8)] = True
-    return flags
+_BLANK_BEFORE, _BLANK_AFTER, _NUMBER, _WORD = 1, 2, 4, 8
+
+
+def _kinds(always: int, characters: dict[int, str]) -> npt.NDArray[np.uint8]:
+    """Return by its code which kinds of texts a character may begin or end."""
+    kinds = np.full(256, always, dtype=np.uint8)
+    for kind, some in characters.items():
+        kinds[np.frombuffer(some.encode(), dtype=np.uint8)] |= kind
+    return kinds
 
 
 _DIGITS = "0123456789"
-_IS_BLANK, _STARTS_WORD = _flags(BLANKS), _flags("".join({word[0] for word in WORDS}))
+# A blank at one end counts whatever stands at the other.
+_BEGINS = _kinds(
+    _BLANK_AFTER,
+    {_BLANK_BEFORE: BLANKS, _NUMBER: f"{_DIGITS}+-.", _WORD: "".join({word[0] for word in WORDS})},
+)
+_ENDS = _kinds(
+    _BLANK_BEFORE,
+    {_BLANK_AFTER: BLANKS, _NUMBER: f"{_DIGITS}.ZC", _WORD: "".join({word[-1] for word in WORDS})},
+)
 _LONGEST_WORD = max(map(len, WORDS))
-_STARTS_NUMBER, _ENDS_NUMBER = _flags(f"{_DIGITS}+-."), _flags(f"{_DIGITS}.ZC")
-_STARTS_OTHER_FORM, _ENDS_OTHER_FORM = _flags("0+-."), _flags("0.")
-_NOT_IN_NUMBER = ~_flags(f"{_DIGITS}+-.eE:TZUC ")
+_SHORTEST_TIME = len("12:30:00.0")
 
-_DECIMAL = r"^(?:0|[1-9][0-9]*)\.[0-9]*$"
-_WORTH_A_PATTERN = 512
-"""Texts; Arrow takes 150 us to compile the pattern, and a text that was seen before takes 0.1 us without it."""
+_WORD_BYTES = 8
+_LETTER_BITS = np.uint64(0x4040404040404040)
+"""Set in the bytes of all letters, in no digit and in no character that a number has besides digits and e."""
+
+_LOW_BITS, _LOW_BITS_OF_E = np.uint64(0x1F1F1F1F1F1F1F1F), np.uint64(0x0505050505050505)
 
 
 def _not_surely_canonical(texts: pa.StringArray) -> npt.NDArray[np.int64]:
-    """Return the places [m] of all texts that are not canonical, and of a few that are."""
+    """Return the places [m] of all texts that are not canonical, and of a few that are.
+
+    Most texts are found canonical by their first and last character alone.
+    """
     offsets = np.frombuffer(texts.buffers()[1], np.int32, len(texts) + 1, 4 * texts.offset)
     if offsets[0] == offsets[-1]:
         return np.zeros(0, dtype=np.int64)
-    characters = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
-    offsets = offsets - offsets[0]
-    # An empty text is taken for the one beside it.
-    first, last = np.minimum(offsets[:-1], len(characters) - 1), np.maximum(offsets[1:] - 1, 0)
-    begin, end = characters.take(first), characters.take(last)
-    is_other = _IS_BLANK.take(begin) | _IS_BLANK.take(end)
-    is_other |= _STARTS_WORD.take(begin) & (last - first < _LONGEST_WORD)
-    is_number = _STARTS_NUMBER.take(begin) & _ENDS_NUMBER.take(end)
-    if is_number.any():
-        written = characters.tobytes()
-        is_of_any_form = b"e" in written or b"E" in written or b":" in written
-        if not is_of_any_form:
-            is_end = _ENDS_OTHER_FORM.take(end) if b"." in written else False
-            is_number &= (_STARTS_OTHER_FORM.take(begin) & (last > first)) | is_end
-        of_number = np.flatnonzero(is_number)
-        if is_of_any_form:
-            # No other character stands between the first, which is one of a number, and the last.
-            num_others = np.cumsum(_NOT_IN_NUMBER.take(characters), dtype=np.int32)
-            of_number = of_number[(num_others.take(first) == num_others.take(last)).take(of_number)]
-        is_other[of_number] = True
-    return np.flatnonzero(is_other)
+    written = np.frombuffer(texts.buffers()[2], np.uint8)[offsets[0] : offsets[-1]].tobytes()
+    # Zeros follow, so that an empty text has a first and a last character, too.
+    words = np.frombuffer(written + bytes(2 * _WORD_BYTES - len(written) % _WORD_BYTES), np.uint64)
+    characters = words.view(np.uint8)
+    first, last = offsets[:-1] - offsets[0], offsets[1:] - (offsets[0] + 1)
+    begin = characters.take(first)
+    if written.isdigit():
+        return np.flatnonzero((begin == ord("0")) & (last > first))
+    kinds = _BEGINS.take(begin) & _ENDS.take(characters.take(last))
+    places: npt.NDArray[np.int64] = np.flatnonzero(kinds)
+    kinds, first, last = kinds[places], first[places], last[places]
+    is_other = kinds & (_BLANK_BEFORE | _BLANK_AFTER) > 0
+    is_other |= (kinds & _WORD > 0) & (last - first < _LONGEST_WORD)
+    numbers = np.flatnonzero(kinds & _NUMBER)
+    has_times = b":" in written
+    if has_times or b"e" in written or b"E" in written:
+        # Names, such as hexadecimal digits, have a letter that no number has.
+        sizes = last[numbers] - first[numbers] + 1
+        begins = load_words(first[numbers].astype(np.int64), np.minimum(sizes, _WORD_BYTES), words)
+        letters = begins & _LETTER_BITS
+        # Five bits that differ from those of e, added to 31, set bit 5.
+        is_not_e = ((begins ^ _LOW_BITS_OF_E) & _LOW_BITS) + _LOW_BITS
+        is_number = (letters >> np.uint64(1)) & is_not_e == 0
+        numbers, sizes, is_plain = numbers[is_number], sizes[is_number], letters[is_number] == 0
+        long = np.flatnonzero(sizes > _WORD_BYTES)
+        if len(long):
+            ends = load_words(last[numbers[long]] + (1 - _WORD_BYTES), np.full(len(long), _WORD_BYTES), words)
+            is_long_time = has_times & (sizes[long] >= _SHORTEST_TIME)
+            is_plain[long] &= (ends & _LETTER_BITS == 0) & (sizes[long] <= 2 * _WORD_BYTES) & ~is_long_time
+        is_other[numbers[~is_plain]] = True
+    # Of digits and signs alone: a sign or zero in front, or a zero or point after the point.
+    begin, end = characters.take(first[numbers]), characters.take(last[numbers])
+    is_other[numbers] |= (begin < ord("1")) & (last > first)[numbers]
+    if b"." in written:
+        is_other[numbers] |= (end == ord("0")) | (end == ord("."))
+    other: npt.NDArray[np.int64] = places[is_other]
+    return other

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.features import FIRST_TEXT_RULE, FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.row_arrays import RowArrays
+from heterps_core.data.row_arrays import RowArrays, ids_of_texts
 from heterps_core.data.schema import CRITEO_SCHEMA
 
 COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
@@ -74,3 +75,9 @@ def all_rows(dataset: PreparedDataset) -> RowArrays:
 def held_out(dataset: PreparedDataset) -> npt.NDArray[np.int64]:
     """Return the indices of the held-out rows."""
     return np.arange(dataset.num_train_rows, dataset.manifest.num_rows)
+
+
+def rows_of_texts(texts: pa.Array, *, slot: int, num_rows: int) -> npt.NDArray[np.integer]:
+    """Return the table row [n] of each text in a slot, texts taken as they are written."""
+    features = FeatureSpec(num_dense=0, slot_rows=(num_rows,) * (slot + 1), text_rule=FIRST_TEXT_RULE)
+    return ids_of_texts([texts] * (slot + 1), features)[:, slot]

@@ -8,11 +8,10 @@ import pytest
 
 from heterps_core.data import distinct_values, training_rows
 from heterps_core.data.distinct_values import ColumnValues, ValueCounter, outgrown_tables, tables_table
-from heterps_core.data.hashing import rows_of_texts
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from tests.heterps_core.data.synthetic_rows import prepare
+from tests.heterps_core.data.synthetic_rows import prepare, rows_of_texts
 
 
 def counted(texts):

@@ -3,9 +3,9 @@ import pyarrow as pa
 import pytest
 
 from heterps_core.data.features import DynamicIds, FeatureSpec
-from heterps_core.data.hashing import hash_texts, keys_of_texts, rows_of_texts
+from heterps_core.data.hashing import hash_texts, keys_of_hashes
 from heterps_core.data.row_arrays import ids_of_texts
-from heterps_core.errors import ConfigurationError
+from tests.heterps_core.data.synthetic_rows import rows_of_texts
 
 MASK = 2**64 - 1
 
@@ -107,13 +107,8 @@ def test_the_same_value_collides_with_others_in_other_slots():
     assert (first == second).mean() < 0.05
 
 
-def test_refuses_a_table_without_room_for_values():
-    with pytest.raises(ConfigurationError, match="at least 2 rows, got 1"):
-        rows_of_texts(pa.array(["a"]), slot=0, num_rows=1)
-
-
 def test_a_key_is_the_slot_and_the_leading_bits_of_the_hash():
-    keys = keys_of_texts(pa.array([*TEXTS, None]), slot=5, hash_bits=59)
+    keys = keys_of_hashes(hash_texts(pa.array([*TEXTS, None]), slot=5), slot=5, hash_bits=59)
 
     # By plain Python: three bits of the slot, 59 of the hash.
     assert keys.tolist() == [(5 << 59) + (reference_hash(text, 5) >> 5) for text in [*TEXTS, ""]]

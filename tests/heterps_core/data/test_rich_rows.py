@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.hashing import ids_of_lists, rows_of_texts
+from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
-from tests.heterps_core.data.synthetic_rows import all_rows, held_out
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out, rows_of_texts
 
 NUM_ROWS = 3_000
 EVAL_ROWS = slice(2_400, 3_000)
@@ -112,15 +113,11 @@ def test_a_list_gives_the_ids_of_its_texts_then_none(source, dataset):
 
 def test_missing_values_within_a_list_are_left_out():
     lists = pa.array([["a", None, "b"], ["", None], None, [], ["c", "a", "b"]], pa.list_(pa.string()))
-    a, b, c = rows_of_texts(pa.array(["a", "b", "c"]), slot=3, num_rows=1_000).tolist()
+    features = FeatureSpec(num_dense=0, slot_rows=(1_000,), slot_lengths=(2,))
+    a, b, c = rows_of_texts(pa.array(["a", "b", "c"]), slot=0, num_rows=1_000).tolist()
 
-    def rows_of(texts):
-        return rows_of_texts(texts, slot=3, num_rows=1_000)
-
-    found = ids_of_lists(lists, rows_of, length=2)
-
-    assert found.tolist() == [[a, b], [0, -1], [0, -1], [0, -1], [c, a]]
-    assert ids_of_lists(lists[3:], rows_of, length=2).tolist() == [[0, -1], [c, a]]
+    assert ids_of_texts([lists], features).tolist() == [[a, b], [0, -1], [0, -1], [0, -1], [c, a]]
+    assert ids_of_texts([lists[3:]], features).tolist() == [[0, -1], [c, a]]
 
 
 def test_lists_that_are_cut_are_told_once(source, tmp_path, caplog):

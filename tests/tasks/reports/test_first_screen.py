@@ -102,7 +102,7 @@ def test_a_larger_night_is_called_one():
     ("is_promoted", "champion_version", "said"),
     [
         (True, None, "yes: version 2 serves from now on"),
-        (False, None, "no: version 2 did not pass every gate"),
+        (False, None, "no: version 2 did not pass every gate; heterps predict --version 2 uses it anyway"),
         (False, "1", "no: version 1 stays; version 2 is not proven better"),
     ],
 )
