@@ -38,10 +38,9 @@ from heterps_core.embeddings.sweep_memory import (
     PARTS_OF_MEMORY,
 )
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
-from heterps_core.planning.cost_model.step_model import stage_seconds
+from heterps_core.planning.cost_model.stage_cost import is_within
+from heterps_core.planning.cost_model.step_model import StageSeconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.plans.scheduling_plan import Stage
 
 ROW_BYTES = 68
 """Of a row of 16 numbers with an accumulator."""
@@ -142,6 +141,33 @@ class SweepTerms:
         seconds = self.seconds(share, least)
         return np.where(np.isfinite(seconds) & (seconds <= x), least, least + 1)
 
+    def fastest(
+        self, seconds: StageSeconds, num_replicas: Floats, hot_shares: Sequence[float]
+    ) -> list[Sweep | None]:
+        """Return the fastest sweep of each stage, None where disks do not help; N is one axis.
+
+        `seconds` are the terms of the stages without sweeps.
+        """
+        links = seconds.across + seconds.gradient_sum
+        totals = [
+            np.maximum(
+                seconds.exchange + np.maximum(seconds.compute + work / num_replicas, links),
+                self.seconds(share, num_replicas),
+            )
+            for share, work in enumerate(self.worker_seconds)
+        ]
+        sweeps = []
+        for index, share in enumerate(np.argmin(totals, axis=0).tolist()):
+            found = Sweep(
+                seconds=float(self.seconds(share, num_replicas)[index]),
+                worker_seconds=float((self.worker_seconds[share] / num_replicas)[index]),
+                hot_share=hot_shares[share],
+                steps_per_sweep=float(self.steps_per_sweep(share, num_replicas)[index]),
+                disk_bytes=float((self.table_bytes / num_replicas)[index]),
+            )
+            sweeps.append(found if np.isfinite(found.seconds) else None)
+        return sweeps
+
     def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> SweepTerms:
         """Return those of some candidates; N is `shape`."""
 
@@ -196,42 +222,3 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         disk_bytes=of_types([unit.disk_bytes for unit in units]),
         disk_bytes_per_s=of_types([unit.disk_bytes_per_s for unit in units]),
     )
-
-
-def stage_sweep(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> Sweep | None:
-    """Return the fastest sweep of a stage; None where memory holds all rows, or disks do not help either."""
-    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    state_bytes = replica_memory_bytes(
-        sum(layer.state_bytes for layer in layers if not layer.is_sharded),
-        sum(layer.state_bytes for layer in layers if layer.is_sharded),
-        stage.num_replicas,
-    )
-    if is_within(state_bytes, problem.device_types[stage.device_type].usable_bytes):
-        return None
-    mine = slice(stage.first_layer, stage.last_layer + 1)
-    terms = sweep_terms(problem, lambda values: np.array([sum(values[mine])], dtype=np.float64))
-    if terms is None:
-        return None
-    index = problem.device_type_names.index(stage.device_type)
-    replicas = np.array(float(stage.num_replicas))
-    seconds = stage_seconds(
-        problem, stage, num_microbatches=num_microbatches, num_replicas=float(stage.num_replicas)
-    )
-    on_links = seconds.across + seconds.gradient_sum
-    sweeps = [
-        Sweep(
-            seconds=float(terms.seconds(share, replicas)[0, index]),
-            worker_seconds=float(terms.worker_seconds[share][0, index]) / stage.num_replicas,
-            hot_share=hot_share,
-            steps_per_sweep=float(terms.steps_per_sweep(share, replicas)[0, index]),
-            disk_bytes=float(terms.table_bytes[0, 0]) / stage.num_replicas,
-        )
-        for share, hot_share in enumerate(problem.hot_shares)
-    ]
-
-    def stage_time(sweep: Sweep) -> float:
-        on_worker = max(seconds.compute + sweep.worker_seconds, on_links)
-        return max(seconds.exchange + on_worker, sweep.seconds)
-
-    fastest = min(sweeps, key=stage_time)
-    return fastest if np.isfinite(fastest.seconds) else None

@@ -1,7 +1,6 @@
 """What a plan costs and why: time, memory and price per stage, totals, and every broken constraint.
 
-This is the plain form of the planning contract's formulas, one stage at a time. Searches rate plans in
-bulk by other means (`batch_rating.py`, `segment_table.py`); what is reported always comes from here.
+Searches rate plans in bulk by the same tables (`run_tables.py`); every reported figure comes from here.
 """
 
 from __future__ import annotations
@@ -12,12 +11,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.cost_model.disk_sweep import Sweep, stage_sweep
+from heterps_core.planning.cost_model.disk_sweep import Sweep
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.objective import BYTES_PER_GB
+from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
-from heterps_core.planning.cost_model.step_model import num_microbatches_of, pacing_replicas, stage_seconds
+from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate
@@ -45,6 +47,9 @@ class StageEvaluation:
     price_usd_per_hour: float
     sweep: Sweep | None = None
     """None where memory holds all rows, or where disks do not help either."""
+
+    fewest_replicas: float = 1.0
+    """That memory and disks hold the stage with; infinite where none do."""
 
     @property
     def seconds(self) -> float:
@@ -136,7 +141,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
                 f"{left.device_type!r}; join them"
             )
     num_microbatches = num_microbatches_of(problem, len(stages))
-    parts = [evaluate_stage(problem, stage, num_microbatches=num_microbatches) for stage in stages]
+    parts = _evaluate_stages(problem, stages, num_microbatches=num_microbatches)
     # Where all stages are on spot, one of them has a machine on-demand: the stage for which that adds least.
     added_usd = [_on_demand_usd_per_hour(problem, stage) for stage in stages]
     steady = added_usd.index(min(added_usd))
@@ -207,38 +212,54 @@ def _cost_lines(
     )
 
 
-def evaluate_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int = 1) -> StageEvaluation:
-    """Return time, memory and price of one stage of layers a..b on type t with k replicas.
-
-    OCT, ODT are the sums of the layers' compute and communication seconds; ODT also holds the time of
-    both boundaries. Where a single replica does not communicate, ODT of k = 1 is the time of the boundaries alone.
+def _evaluate_stages(
+    problem: SchedulingProblem, stages: Sequence[Stage], *, num_microbatches: int
+) -> list[StageEvaluation]:
+    """Return time, memory and price of each stage.
 
     Raises:
         ConfigurationError: The problem has no such device type.
     """
-    if stage.device_type not in problem.device_types:
-        known = ", ".join(problem.device_types)
-        raise ConfigurationError(f"unknown device type {stage.device_type!r} in a plan; known are: {known}")
-    unit = problem.device_types[stage.device_type]
+    for stage in stages:
+        if stage.device_type not in problem.device_types:
+            known = ", ".join(problem.device_types)
+            raise ConfigurationError(
+                f"unknown device type {stage.device_type!r} in a plan; known are: {known}"
+            )
+    table = plan_table(problem, stages, num_microbatches=num_microbatches)
+    replicas = np.array([float(stage.num_replicas) for stage in stages])
+    seconds = np.stack(np.broadcast_arrays(*table.terms(table.pacing(replicas))), axis=1)
+    sweeps = table.sweeps(replicas, problem.hot_shares)
+    return [
+        StageEvaluation(
+            stage=stage,
+            compute_seconds=compute + (0.0 if sweep is None else sweep.worker_seconds),
+            communication_seconds=exchange + across + gradient_sum,
+            exchange_seconds=exchange,
+            memory_bytes=_memory_bytes(problem, stage, sweep),
+            price_usd_per_hour=_price_usd_per_hour(
+                problem.device_types[stage.device_type], stage.num_replicas
+            ),
+            sweep=sweep,
+            fewest_replicas=fewest,
+        )
+        for stage, (compute, exchange, across, gradient_sum), sweep, fewest in zip(
+            stages, seconds.tolist(), sweeps, table.fewest_replicas.tolist(), strict=True
+        )
+    ]
+
+
+def _memory_bytes(problem: SchedulingProblem, stage: Stage, sweep: Sweep | None) -> float:
+    """Return the state of one replica, all of the memory that it may fill where it sweeps."""
+    if sweep is not None:
+        return problem.device_types[stage.device_type].usable_bytes
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    pacing: float = stage.num_replicas
-    if problem.step_model is StepModel.TRAINER:
-        pacing = float(pacing_replicas(problem.batch_size // num_microbatches, stage.num_replicas))
-    seconds = stage_seconds(problem, stage, num_microbatches=num_microbatches, num_replicas=pacing)
-    memory_bytes = replica_memory_bytes(
-        sum(layer.state_bytes for layer in layers if not layer.is_sharded),
-        sum(layer.state_bytes for layer in layers if layer.is_sharded),
-        stage.num_replicas,
-    )
-    sweep = stage_sweep(problem, stage, num_microbatches=num_microbatches)
-    return StageEvaluation(
-        stage=stage,
-        compute_seconds=seconds.compute + (0.0 if sweep is None else sweep.worker_seconds),
-        communication_seconds=seconds.exchange + seconds.across + seconds.gradient_sum,
-        exchange_seconds=seconds.exchange,
-        memory_bytes=memory_bytes if sweep is None else unit.usable_bytes,
-        price_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas),
-        sweep=sweep,
+    return float(
+        replica_memory_bytes(
+            sum(layer.state_bytes for layer in layers if not layer.is_sharded),
+            sum(layer.state_bytes for layer in layers if layer.is_sharded),
+            stage.num_replicas,
+        )
     )
 
 

@@ -6,6 +6,7 @@ Shape legend: L = layers, T = device types, G = L (L + 1) / 2 runs of layers ord
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,14 +17,18 @@ from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_cost import (
     COMPARISON_TOLERANCE,
-    boundary_seconds,
     is_within,
     replica_memory_bytes,
 )
 from heterps_core.planning.cost_model.stage_table import StageTable
-from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_terms
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, scale_and_fraction
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from heterps_core.planning.problem.scheduling_problem import (
+    LayerCosts,
+    SchedulingProblem,
+    StepModel,
+    UnitType,
+)
 from heterps_core.plans.scheduling_plan import Stage
 
 LEAST_USD_PER_HOUR = 1 / NANO_USD_PER_USD
@@ -41,16 +46,32 @@ def segment_table(problem: SchedulingProblem, *, num_microbatches: int = 1) -> S
     return _stage_table(problem, num_microbatches, first, last, _sums_of_all_runs)
 
 
-def run_table(problem: SchedulingProblem, runs: Sequence[tuple[int, int]]) -> StageTable:
-    """Return the runs of layers first..last of one plan on every device type, shape (runs, T)."""
+def run_table(
+    problem: SchedulingProblem, runs: Sequence[tuple[int, int]], *, num_microbatches: int | None = None
+) -> StageTable:
+    """Return the runs of layers first..last of one plan on every device type, shape (runs, T).
+
+    By default with the micro-batches of a plan of so many stages.
+    """
     first, last = np.array(runs).T
     return _stage_table(
         problem,
-        num_microbatches_of(problem, len(runs)),
+        num_microbatches or num_microbatches_of(problem, len(runs)),
         first,
         last,
         lambda values: np.array([sum(values[begin : end + 1]) for begin, end in runs], dtype=np.float64),
     )
+
+
+def plan_table(
+    problem: SchedulingProblem, stages: Sequence[Stage], *, num_microbatches: int | None = None
+) -> StageTable:
+    """Return the stages of one plan on their own device types, shape (S,); see `run_table`."""
+    names = problem.device_type_names
+    types = np.array([names.index(stage.device_type) for stage in stages])
+    runs = [(stage.first_layer, stage.last_layer) for stage in stages]
+    table = run_table(problem, runs, num_microbatches=num_microbatches)
+    return table.take(np.arange(len(runs)) * len(names) + types)
 
 
 def _stage_table(
@@ -61,65 +82,55 @@ def _stage_table(
     sums: Callable[[Sequence[float]], Floats],
 ) -> StageTable:
     """Return a table of runs; `sums` adds a value of each layer up over each run."""
-    units = tuple(problem.device_types.values())
-    terms = [step_terms(problem, unit, num_microbatches) for unit in units]
-    shape = (last.size, len(units))
-    compute_seconds, communication_seconds, boundaries, memory_replicas, rows_seconds, sum_seconds = (
-        np.empty(shape) for _ in range(6)
-    )
-    replicated_bytes = sums([layer.state_bytes * (not layer.is_sharded) for layer in problem.layers])
-    sharded_bytes = sums([layer.state_bytes * layer.is_sharded for layer in problem.layers])
-    cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
+    units, layers = tuple(problem.device_types.values()), problem.layers
     scale = problem.batch_size / problem.profile_batch_size
     is_trainers = problem.step_model is StepModel.TRAINER
-    for index, (name, unit) in enumerate(problem.device_types.items()):
-        work = sums([layer.compute_seconds[name] for layer in problem.layers])
-        across = boundary_seconds(
-            cut_bytes[first],
-            cut_bytes[last + 1],
-            profile_batch_size=problem.profile_batch_size,
-            bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
-        )
-        compute_seconds[:, index] = work * terms[index].compute_scale
-        boundaries[:, index] = across * terms[index].boundary_scale
-        memory_replicas[:, index] = least_memory_replicas(replicated_bytes, sharded_bytes, unit.usable_bytes)
-        if is_trainers:
-            communication_seconds[:, index] = boundaries[:, index]
-            exchanged, summed = (
-                sums(
-                    [
-                        layer.communication_seconds[name] * (layer.is_sharded is sharded)
-                        for layer in problem.layers
-                    ]
-                )
-                for sharded in (True, False)
-            )
-            rows_seconds[:, index] = exchanged * terms[index].communication_scale
-            sum_seconds[:, index] = summed * scale
-        else:
-            traffic = sums([layer.communication_seconds[name] for layer in problem.layers])
-            communication_seconds[:, index] = (traffic + across) * terms[index].communication_scale
-    communication_fraction = np.array([each.communication_fraction for each in terms])
+
+    def by_type(values: Callable[[LayerCosts, str], float]) -> Floats:
+        return np.stack([sums([values(layer, name) for layer in layers]) for name in problem.device_types], 1)
+
+    compute_scale, compute_fraction = scale_and_fraction(
+        problem, np.array([unit.compute_parallel_fraction for unit in units]), num_microbatches
+    )
+    communication_scale, communication_fraction = scale_and_fraction(
+        problem, np.array([unit.communication_parallel_fraction for unit in units]), num_microbatches
+    )
+    # Activations cross forward, their gradients back; nothing at the ends of the chain.
+    cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in layers[:-1]), 0.0])
+    bandwidth = np.array([unit.bandwidth_bytes_per_s for unit in units])
+    crossing_bytes = 2 * problem.profile_batch_size * (cut_bytes[first] + cut_bytes[last + 1])
+    across = crossing_bytes[:, None] / bandwidth
     trainer = None
     if is_trainers:
+        rows_seconds = by_type(lambda layer, name: layer.communication_seconds[name] * layer.is_sharded)
+        rows_seconds *= communication_scale
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
-            sum_seconds=sum_seconds,
+            sum_seconds=scale
+            * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
         )
+        communication_seconds, across_fraction = across * scale, np.ones(len(units))
+    else:
+        traffic = by_type(lambda layer, name: layer.communication_seconds[name])
+        communication_seconds, across_fraction = (traffic + across) * scale, communication_fraction
     covers = {index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances}
     has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
-        compute_seconds=compute_seconds,
+        compute_seconds=by_type(lambda layer, name: layer.compute_seconds[name]) * compute_scale,
         communication_seconds=communication_seconds,
         trainer=trainer,
-        single_communication_seconds=boundaries if has_lone_replicas else None,
-        memory_replicas=memory_replicas,
+        single_communication_seconds=across * scale if has_lone_replicas else None,
+        memory_replicas=_least_memory_replicas(
+            sums([layer.state_bytes * (not layer.is_sharded) for layer in layers])[:, None],
+            sums([layer.state_bytes * layer.is_sharded for layer in layers])[:, None],
+            np.array([unit.usable_bytes for unit in units]),
+        ),
         sweep=sweep_terms(problem, sums),
-        compute_parallel_fraction=np.array([each.compute_fraction for each in terms]),
-        communication_parallel_fraction=np.array([each.boundary_fraction for each in terms]),
+        compute_parallel_fraction=compute_fraction,
+        communication_parallel_fraction=across_fraction,
         price_usd_per_hour=np.array([max(unit.price_usd_per_hour, LEAST_USD_PER_HOUR) for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
@@ -133,6 +144,7 @@ def _stage_table(
     )
 
 
+@lru_cache(maxsize=64)
 def _cover_prices(unit: UnitType) -> tuple[Floats, Floats]:
     """Return the prices of 0..max_units units, and what it adds that one instance is on-demand."""
     cover = InstanceCover.of(
@@ -155,23 +167,29 @@ def segment_layers(row: int) -> tuple[int, int]:
     return int(first_layer), int(last_layer)
 
 
-def stages_of_rows(problem: SchedulingProblem, rows: Ints, num_replicas: Ints) -> tuple[Stage, ...]:
-    """Return the stages with these flat indices run * T + type and replica counts, first stage first."""
+def rows_of_stages(problem: SchedulingProblem, stages: Sequence[Stage]) -> Ints:
+    """Return the flat indices run * T + type of stages, in order."""
     names = problem.device_type_names
-    stages = [
-        Stage(*segment_layers(row // len(names)), names[row % len(names)], int(count))
-        for row, count in zip(rows.tolist(), num_replicas, strict=True)
-    ]
-    return tuple(sorted(stages, key=lambda stage: stage.first_layer))
+    runs = np.array([segment_row(stage.first_layer, stage.last_layer) for stage in stages])
+    types = np.array([names.index(stage.device_type) for stage in stages])
+    return np.asarray(runs * len(names) + types)
 
 
-def least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memory_bytes: float) -> Floats:
+def stages_of_rows(problem: SchedulingProblem, rows: Ints) -> tuple[Stage, ...]:
+    """Return the stages with these flat indices run * T + type, in order, of one replica each."""
+    names = problem.device_type_names
+    return tuple(
+        Stage(*segment_layers(row // len(names)), names[row % len(names)], 1) for row in rows.tolist()
+    )
+
+
+def _least_memory_replicas(replicated_bytes: Floats, sharded_bytes: Floats, memory_bytes: Floats) -> Floats:
     """Return the least k with replicated + sharded / k <= memory; infinite where none is enough."""
     limit_bytes = memory_bytes * (1 + COMPARISON_TOLERANCE)
     with np.errstate(divide="ignore", invalid="ignore"):
         replicas = np.maximum(np.ceil(sharded_bytes / (limit_bytes - replicated_bytes)), 1.0)
-    replicas[sharded_bytes == 0] = 1.0
-    replicas[replicated_bytes > limit_bytes] = np.inf
+    replicas = np.where(sharded_bytes == 0, 1.0, replicas)
+    replicas = np.where(replicated_bytes > limit_bytes, np.inf, replicas)
     # The quotient may be a rounding error off a whole number; the comparison itself decides.
     fewer = np.maximum(replicas - 1, 1.0)
     enough = is_within(replica_memory_bytes(replicated_bytes, sharded_bytes, fewer), memory_bytes)

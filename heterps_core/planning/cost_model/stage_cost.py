@@ -1,8 +1,4 @@
-"""The cost of one pipeline stage: its work on one unit, and its time and memory with k replicas.
-
-The formulas are those of the planning contract; the arithmetic is written so that it takes plain numbers
-and NumPy arrays alike, and every part of the planner computes a stage's time by these same operations.
-"""
+"""The laws that every part of the planner computes a stage by; arguments are numbers or arrays."""
 
 from __future__ import annotations
 
@@ -10,21 +6,6 @@ from typing import Any
 
 COMPARISON_TOLERANCE = 1e-12
 """Relative slack of `time <= limit` and `memory <= limit`: a few units of rounding, no more."""
-
-
-def boundary_seconds(
-    input_bytes_per_sample: Any,
-    output_bytes_per_sample: Any,
-    *,
-    profile_batch_size: int,
-    bandwidth_bytes_per_s: Any,
-) -> Any:
-    """Return the time in which one unit moves a profiling batch across the stage's two boundaries.
-
-    2 * B_o * (input cut + output cut) / bandwidth; the factor 2 is for activations forward and their
-    gradients back. The cuts are 0 at the ends of the chain.
-    """
-    return 2 * profile_batch_size * (input_bytes_per_sample + output_bytes_per_sample) / bandwidth_bytes_per_s
 
 
 def replicated_seconds(unit_seconds: Any, parallel_fraction: Any, num_replicas: Any) -> Any:

@@ -8,15 +8,15 @@ Shape legend: X = stage times asked for, N = any shape of candidate stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.disk_sweep import SweepTerms
+from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
-from heterps_core.planning.cost_model.step_model import pacing_replicas
+from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
 
 
@@ -89,21 +89,44 @@ class StageTable:
         return replace(self, sweep=None, compute_seconds=computing, compute_parallel_fraction=fraction)
 
     def _seconds_in_memory(self, num_replicas: Floats) -> Floats:
-        if self.trainer is not None:
-            num_replicas = pacing_replicas(self.trainer.microbatch_rows, num_replicas)
-        communication = replicated_seconds(
+        return self.terms(self.pacing(num_replicas)).total
+
+    def pacing(self, num_replicas: Floats) -> Floats:
+        """Return the replicas that would all be as slow as the one with most rows; see `step_model.py`."""
+        if self.trainer is None:
+            return num_replicas
+        return np.asarray(pacing_replicas(self.trainer.microbatch_rows, num_replicas))
+
+    def terms(self, num_replicas: Floats) -> StageSeconds:
+        """Return the terms of ET(k) where memory holds all rows, elementwise."""
+        across = replicated_seconds(
             self.communication_seconds, self.communication_parallel_fraction, num_replicas
         )
         if self.single_communication_seconds is not None:
             alone = replicated_seconds(
                 self.single_communication_seconds, self.communication_parallel_fraction, 1
             )
-            communication = np.where(num_replicas == 1, alone, communication)
-        computing = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
+            across = np.where(num_replicas == 1, alone, across)
+        compute = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
         if self.trainer is None:
-            return np.asarray(np.maximum(computing, communication))
-        communication = communication + self.trainer.gradient_sum_seconds(num_replicas)
-        return np.asarray(self.trainer.exchange_seconds(num_replicas) + np.maximum(computing, communication))
+            return StageSeconds(compute, 0.0, across, 0.0)
+        return StageSeconds(
+            compute,
+            self.trainer.exchange_seconds(num_replicas),
+            across,
+            self.trainer.gradient_sum_seconds(num_replicas),
+        )
+
+    def sweeps(self, num_replicas: Floats, hot_shares: Sequence[float]) -> list[Sweep | None]:
+        """Return how each stage keeps rows on disk; None where memory holds all, or disks do not help either.
+
+        N is one axis.
+        """
+        if self.sweep is None:
+            return [None] * num_replicas.size
+        found = self.sweep.fastest(self.terms(num_replicas), num_replicas, hot_shares)
+        is_swept = (num_replicas < self.memory_replicas).tolist()
+        return [sweep if swept else None for sweep, swept in zip(found, is_swept, strict=True)]
 
     def fastest_seconds(self) -> Floats:
         """Return a bound below ET(k) for all counts that memory and the cap allow; elementwise.
@@ -146,9 +169,6 @@ class StageTable:
         Without sweeps k ET(k) never falls where k rises: more replicas save less time than they take together. So it
         is at least price(k) x, and that k ET(k) times the least price per unit of k or more.
         """
-        pacing = num_replicas
-        if self.trainer is not None:
-            pacing = pacing_replicas(self.trainer.microbatch_rows, num_replicas)
         rates = np.broadcast_to(self.price_usd_per_hour, num_replicas.shape).copy()
         is_finite = np.isfinite(num_replicas)
         types = np.broadcast_to(self.type_indices, num_replicas.shape)
@@ -157,7 +177,7 @@ class StageTable:
             per_unit = np.minimum.accumulate((cover[1:] / np.arange(1, cover.size))[::-1])[::-1]
             rates[where] = per_unit[num_replicas[where].astype(np.int64) - 1]
         with np.errstate(invalid="ignore"):
-            worked = rates * pacing * self._seconds_in_memory(num_replicas)
+            worked = rates * self.pacing(num_replicas) * self._seconds_in_memory(num_replicas)
             usd_seconds = np.maximum(self.usd_per_hour(num_replicas) * least_seconds, worked)
         return np.where(is_finite, usd_seconds, np.inf)
 

@@ -34,106 +34,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from heterps_core.planning.cost_model.stage_cost import boundary_seconds, replicated_seconds
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
-from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.training.job import default_microbatches, delayed_microbatches
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTerms:
-    """What a time of a profiling batch becomes with k replicas: time * scale * (1 - fraction + fraction / k)."""
-
-    compute_scale: float
-    compute_fraction: float
-    communication_scale: float
-    communication_fraction: float
-    boundary_scale: float
-    boundary_fraction: float
-
-
-def step_terms(problem: SchedulingProblem, unit: UnitType, num_microbatches: int) -> StepTerms:
-    """Return the terms of a step; `num_microbatches` matters for the trainer's alone."""
-    scale = problem.batch_size / problem.profile_batch_size
-    alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-    if problem.step_model is StepModel.PAPERS:
-        return StepTerms(
-            compute_scale=scale,
-            compute_fraction=alpha,
-            communication_scale=scale,
-            communication_fraction=beta,
-            boundary_scale=scale,
-            boundary_fraction=beta,
-        )
-    compute_scale, communication_scale = (
-        num_microbatches * (1 - fraction) + fraction * scale for fraction in (alpha, beta)
-    )
-    return StepTerms(
-        compute_scale=compute_scale,
-        compute_fraction=alpha * scale / compute_scale,
-        communication_scale=communication_scale,
-        communication_fraction=beta * scale / communication_scale,
-        boundary_scale=scale,
-        boundary_fraction=1.0,
-    )
-
-
 class StageSeconds(NamedTuple):
-    """Times of a stage for one training batch, by the terms of the formulas above."""
+    """Terms of a stage's time for one training batch, by the formulas above; elementwise."""
 
-    compute: float
+    compute: Floats
     """CT."""
 
-    exchange: float
+    exchange: Floats | float
     """XT; 0 in the papers' model."""
 
-    across: float
+    across: Floats
     """YT; DT in the papers' model."""
 
-    gradient_sum: float
+    gradient_sum: Floats | float
     """AT; 0 in the papers' model."""
 
-
-def stage_seconds(
-    problem: SchedulingProblem, stage: Stage, *, num_microbatches: int, num_replicas: float
-) -> StageSeconds:
-    """Return the times of a stage's layers with so many replicas, which need be no whole number."""
-    unit = problem.device_types[stage.device_type]
-    terms = step_terms(problem, unit, num_microbatches)
-    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    is_first = stage.first_layer == 0
-    is_last = stage.last_layer == problem.num_layers - 1
-    across = boundary_seconds(
-        0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
-        0 if is_last else layers[-1].output_bytes_per_sample,
-        profile_batch_size=problem.profile_batch_size,
-        bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
-    )
-    communication = [layer.communication_seconds[stage.device_type] for layer in layers]
-    exchange = gradient_sum = 0.0
-    if problem.step_model is StepModel.TRAINER:
-        crossing = crossing_share(problem, num_replicas)
-        rows = sum(seconds for seconds, layer in zip(communication, layers, strict=True) if layer.is_sharded)
-        exchange = crossing * replicated_seconds(
-            rows * terms.communication_scale, terms.communication_fraction, num_replicas
-        )
-        gradient_sum = (
-            crossing * (sum(communication) - rows) * problem.batch_size / problem.profile_batch_size
-        )
-    elif num_replicas > 1 or problem.single_replica_communicates:
-        across = sum(communication) + across
-    compute = sum(layer.compute_seconds[stage.device_type] for layer in layers)
-    return StageSeconds(
-        compute=replicated_seconds(compute * terms.compute_scale, terms.compute_fraction, num_replicas),
-        exchange=exchange,
-        across=replicated_seconds(across * terms.boundary_scale, terms.boundary_fraction, num_replicas),
-        gradient_sum=gradient_sum,
-    )
+    @property
+    def total(self) -> Floats:
+        """ET."""
+        return np.asarray(self.exchange + np.maximum(self.compute, self.across + self.gradient_sum))
 
 
-def crossing_share(problem: SchedulingProblem, num_replicas: float) -> float:
-    """Return what share of a replica's traffic within its stage goes to others."""
-    return 1.0 if problem.single_replica_communicates else 1 - 1 / num_replicas
+def scale_and_fraction(
+    problem: SchedulingProblem, parallel_fractions: Floats, num_microbatches: int
+) -> tuple[Floats, Floats]:
+    """Return q and g such that a time t of a profiling batch becomes t q (1 - g + g / k) with k replicas.
+
+    `num_microbatches` matters for the trainer's step alone.
+    """
+    scale = problem.batch_size / problem.profile_batch_size
+    if problem.step_model is StepModel.PAPERS:
+        return np.full_like(parallel_fractions, scale), parallel_fractions
+    scales = num_microbatches * (1 - parallel_fractions) + parallel_fractions * scale
+    return scales, parallel_fractions * scale / scales
 
 
 def pacing_replicas(microbatch_rows: Any, num_replicas: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
@@ -11,13 +11,11 @@ from heterps_core.planning.cost_model.evaluation import (
     PlanEvaluation,
     StageEvaluation,
     evaluate,
-    evaluate_stage,
 )
-from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
 from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 
@@ -108,7 +106,7 @@ def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd
             best = RunnerUp(
                 stages=found.stages,
                 cost_usd=found.cost_usd,
-                extra_usd=found.cost_usd - cost_usd,
+                extra_usd=max(0.0, found.cost_usd - cost_usd),
                 moves=moves,
             )
     return best
@@ -135,7 +133,7 @@ def _role(
         next_type=next_type,
         next_cost_ratio=work_usd[next_type] / work_usd[name] if is_comparable else 0.0,
         next_time_ratio=seconds[next_type] / seconds[name] if is_comparable else 0.0,
-        num_memory_bound_stages=sum(_is_memory_bound(problem, part.stage) for part in parts),
+        num_memory_bound_stages=sum(1 < part.stage.num_replicas <= part.fewest_replicas for part in parts),
     )
 
 
@@ -150,16 +148,9 @@ def _work_seconds(problem: SchedulingProblem, layers: Sequence[int], device_type
     )
 
 
-def _is_memory_bound(problem: SchedulingProblem, stage: Stage) -> bool:
-    if stage.num_replicas == 1:
-        return False
-    fewer = evaluate_stage(problem, replace(stage, num_replicas=stage.num_replicas - 1))
-    return not is_within(fewer.memory_bytes, problem.device_types[stage.device_type].usable_bytes)
-
-
 def _single_type(problem: SchedulingProblem, name: str) -> SingleType:
     try:
-        stages = balance_replicas(problem, [LayerRun(0, problem.num_layers - 1, name)])
+        stages = balance_replicas(problem, [Stage(0, problem.num_layers - 1, name, 1)])
     except InfeasiblePlanError as error:
         return SingleType(device_type=name, cost_usd=None, broken_constraint=error.constraint)
     return SingleType(device_type=name, cost_usd=evaluate(problem, stages).cost_usd, broken_constraint="")

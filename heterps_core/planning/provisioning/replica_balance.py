@@ -8,15 +8,14 @@ only the stage times that some stage reaches with a whole number of replicas mat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.objective import Objective, objective_of
-from heterps_core.planning.cost_model.run_tables import run_table, segment_row
+from heterps_core.planning.cost_model.run_tables import plan_table, rows_of_stages
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
@@ -26,24 +25,14 @@ from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
     minimise_stage_time_rate,
 )
-from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.plans.scheduling_plan import Stage
 
 _POINTS_PER_ROUND = 24
 """Stage times per vectorised pass; more costs time, for the few stages of one plan."""
 
 
-class LayerRun(NamedTuple):
-    """Consecutive layers on one device type: a stage whose replica count is still open."""
-
-    first_layer: int
-    last_layer: int
-    """Inclusive."""
-
-    device_type: str
-
-
-def balance_replicas(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> tuple[Stage, ...]:
-    """Return the runs as stages with the replica counts of least cost.
+def balance_replicas(problem: SchedulingProblem, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return stages, of any replica counts, with those of least cost.
 
     Exact: minimises the objective (max ET(k) * sum of price * k, with the extra costs) over whole k, subject to
     the floor, memory, and the units of each type over all stages.
@@ -51,24 +40,26 @@ def balance_replicas(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> tu
     Raises:
         InfeasiblePlanError: No replica counts keep all constraints; names the one that fails.
     """
-    fixed = fixed_stages(problem, runs)
+    fixed = fixed_stages(problem, stages)
     replicas = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit).plan
     if replicas is None:
-        raise _infeasible(problem, runs, fixed)
-    stages = tuple(Stage(*run, num_replicas=int(count)) for run, count in zip(runs, replicas, strict=True))
-    check_stages_cover_chain(stages, problem.num_layers)
-    return stages
+        raise _infeasible(problem, stages, fixed)
+    return with_replicas(stages, replicas)
 
 
-def fixed_stages(problem: SchedulingProblem, runs: Sequence[LayerRun]) -> FixedStages:
-    """Return the costs of these runs, in order."""
-    names = problem.device_type_names
-    types = np.array([names.index(run.device_type) for run in runs])
-    rows = np.array([segment_row(run.first_layer, run.last_layer) for run in runs]) * len(names) + types
+def with_replicas(stages: Sequence[Stage], num_replicas: Ints) -> tuple[Stage, ...]:
+    """Return the stages with other replica counts."""
+    return tuple(
+        replace(stage, num_replicas=count) for stage, count in zip(stages, num_replicas.tolist(), strict=True)
+    )
+
+
+def fixed_stages(problem: SchedulingProblem, stages: Sequence[Stage]) -> FixedStages:
+    """Return the costs of stages, in order, whatever their replica counts."""
+    rows = rows_of_stages(problem, stages)
     objective = objective_of(problem)
-    table = run_table(problem, [(run.first_layer, run.last_layer) for run in runs])
     return FixedStages(
-        table=table.take(np.arange(len(runs)) * len(names) + types),
+        table=plan_table(problem, stages),
         objective=objective,
         transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
     )
@@ -155,22 +146,22 @@ class FixedStages:
 
 
 def _infeasible(
-    problem: SchedulingProblem, runs: Sequence[LayerRun], fixed: FixedStages
+    problem: SchedulingProblem, stages: Sequence[Stage], fixed: FixedStages
 ) -> InfeasiblePlanError:
-    for run, num_replicas in zip(runs, fixed.table.fewest_replicas, strict=True):
-        unit = problem.device_types[run.device_type]
+    for stage, num_replicas in zip(stages, fixed.table.fewest_replicas, strict=True):
+        unit = problem.device_types[stage.device_type]
         if not np.isfinite(num_replicas):
             state_bytes = sum(
                 layer.state_bytes
-                for layer in problem.layers[run.first_layer : run.last_layer + 1]
+                for layer in problem.layers[stage.first_layer : stage.last_layer + 1]
                 if not layer.is_sharded
             )
             return InfeasiblePlanError(
                 "memory",
-                f"layers {run.first_layer}..{run.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
-                f"one unit of {run.device_type} has {memory_text(unit)}; place some elsewhere",
+                f"layers {stage.first_layer}..{stage.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
+                f"one unit of {stage.device_type} has {memory_text(unit)}; place some elsewhere",
             )
-    if all(problem.device_types[run.device_type].on_demand_instances == () for run in runs):
+    if all(problem.device_types[stage.device_type].on_demand_instances == () for stage in stages):
         return InfeasiblePlanError(
             "on-demand machine",
             "one machine of a plan must be on-demand, but the stages are all on spot, and none of their device types "
@@ -187,13 +178,13 @@ def _infeasible(
                 f"memory alone takes {needed} units of {name}, but max_units is {unit.max_units}",
             )
     if (trainer := fixed.table.trainer) is not None:
-        for run, num_replicas in zip(runs, fixed.table.fewest_replicas, strict=True):
+        for stage, num_replicas in zip(stages, fixed.table.fewest_replicas, strict=True):
             if num_replicas > trainer.microbatch_rows:
                 return InfeasiblePlanError(
                     "batch size",
-                    f"memory takes {num_replicas:.0f} replicas for layers {run.first_layer}..{run.last_layer}, but a "
-                    f"micro-batch of {len(runs)} stages has {trainer.microbatch_rows} rows; raise the batch size, or "
-                    f"take fewer stages",
+                    f"memory takes {num_replicas:.0f} replicas for layers {stage.first_layer}..{stage.last_layer}, "
+                    f"but a micro-batch of {len(stages)} stages has {trainer.microbatch_rows} rows; raise the batch "
+                    f"size, or take fewer stages",
                 )
     raise AssertionError("stages that fit into memory and caps reach some throughput")
 

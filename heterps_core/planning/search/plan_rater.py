@@ -21,7 +21,7 @@ from heterps_core.planning.cost_model.run_tables import segment_table, stages_of
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.planning.provisioning.replica_balance import FixedStages
+from heterps_core.planning.provisioning.replica_balance import FixedStages, with_replicas
 from heterps_core.planning.search.capped.feasibility import stage_time_range
 from heterps_core.planning.search.search_result import HistoryPoint
 from heterps_core.plans.scheduling_plan import Stage
@@ -146,7 +146,7 @@ class PlanRater:
             found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
             self._exactly_rated[key] = found.product
             if found.plan is not None and found.product < self._best_product:
-                met = stages_of_rows(self.problem, rows, found.plan)
+                met = with_replicas(stages_of_rows(self.problem, rows), found.plan)
                 simulated = self._simulated_product(met, found.product)
                 if math.isfinite(simulated):
                     self._best_product = found.product

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.planning.cost_model.disk_sweep import stage_sweep
-from heterps_core.planning.cost_model.stage_cost import boundary_seconds
-from heterps_core.planning.cost_model.step_model import stage_seconds, step_terms
+from heterps_core.planning.cost_model.disk_sweep import Sweep
+from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
+from heterps_core.units import ratio
 
 FORWARD_SHARE = 1 / 3
 """Of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
@@ -104,44 +106,47 @@ def pipeline_load(
     drains = problem.drains or problem.step_model is StepModel.PAPERS
     if not problem.single_replica_communicates:
         problem = replace(problem, step_model=StepModel.TRAINER)
-    sweeps = [stage_sweep(problem, stage, num_microbatches=num_microbatches) for stage in stages]
+    table = plan_table(problem, stages, num_microbatches=num_microbatches)
+    replicas = np.array([float(stage.num_replicas) for stage in stages])
+    # Of a replica with the mean number of rows; what others have more or less is in the durations of their slices.
+    seconds = np.stack(np.broadcast_arrays(*table.terms(replicas)), axis=1)
+    sweeps = table.sweeps(replicas, problem.hot_shares)
+    alphas = np.broadcast_to(table.compute_parallel_fraction, replicas.shape)
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
-        stages=tuple(_stage_load(problem, stage, num_microbatches=num_microbatches) for stage in stages),
+        stages=tuple(
+            _stage_load(problem, stage, terms, sweep, alpha, num_microbatches)
+            for stage, terms, sweep, alpha in zip(
+                stages, seconds.tolist(), sweeps, alphas.tolist(), strict=True
+            )
+        ),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,
         sweep_seconds=max((sweep.seconds for sweep in sweeps if sweep is not None), default=0.0),
     )
 
 
-def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int) -> StageLoad:
-    unit = problem.device_types[stage.device_type]
+def _stage_load(
+    problem: SchedulingProblem,
+    stage: Stage,
+    terms: Sequence[float],
+    sweep: Sweep | None,
+    alpha: float,
+    num_microbatches: int,
+) -> StageLoad:
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
-    is_first, is_last = stage.first_layer == 0, stage.last_layer == problem.num_layers - 1
-    input_odt, output_odt = (
-        boundary_seconds(
-            cut_bytes,
-            0,
-            profile_batch_size=problem.profile_batch_size,
-            bandwidth_bytes_per_s=unit.bandwidth_bytes_per_s,
-        )
-        for cut_bytes in (
-            0 if is_first else problem.layers[stage.first_layer - 1].output_bytes_per_sample,
-            0 if is_last else layers[-1].output_bytes_per_sample,
-        )
-    )
-    terms = step_terms(problem, unit, num_microbatches)
-    # Of a replica with the mean number of rows; what others have more or less is in the durations of their slices.
-    seconds = stage_seconds(
-        problem, stage, num_microbatches=num_microbatches, num_replicas=stage.num_replicas
-    )
-    boundaries_odt = input_odt + output_odt
-    if problem.step_model is StepModel.TRAINER:
-        scale = seconds.across / boundaries_odt if boundaries_odt else 0.0
-        # Rows are pulled and gradients pushed one after the other.
-        pull_seconds, all_reduce_seconds = seconds.exchange / 2, seconds.gradient_sum
-    else:
+    cut_bytes = [
+        problem.layers[stage.first_layer - 1].output_bytes_per_sample if stage.first_layer else 0.0,
+        layers[-1].output_bytes_per_sample if stage.last_layer < problem.num_layers - 1 else 0.0,
+    ]
+    compute, exchange, across, all_reduce_seconds = terms
+    boundary_seconds = across
+    # Rows are pulled and gradients pushed one after the other.
+    pull_seconds = exchange / 2
+    if problem.step_model is StepModel.PAPERS:
+        bandwidth = problem.device_types[stage.device_type].bandwidth_bytes_per_s
+        across_odt = 2 * problem.profile_batch_size * sum(cut_bytes) / bandwidth
         exchange_odt, all_reduce_odt = (
             sum(
                 layer.communication_seconds[stage.device_type]
@@ -150,27 +155,30 @@ def _stage_load(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
             )
             for sharded in (True, False)
         )
-        total_odt = boundaries_odt + exchange_odt + all_reduce_odt
-        scale = seconds.across / total_odt if total_odt else 0.0
-        pull_seconds, all_reduce_seconds = scale * exchange_odt, scale * all_reduce_odt
-    sweep = stage_sweep(problem, stage, num_microbatches=num_microbatches)
-    compute_seconds = (seconds.compute + (0.0 if sweep is None else sweep.worker_seconds)) / num_microbatches
+        share = ratio(across, across_odt + exchange_odt + all_reduce_odt, otherwise=0.0)
+        boundary_seconds, pull_seconds, all_reduce_seconds = (
+            share * odt for odt in (across_odt, exchange_odt, all_reduce_odt)
+        )
+    input_seconds, output_seconds = (
+        ratio(boundary_seconds * each, sum(cut_bytes), otherwise=0.0) / num_microbatches for each in cut_bytes
+    )
+    compute_seconds = (compute + (0.0 if sweep is None else sweep.worker_seconds)) / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(
         layer.compute_seconds[stage.device_type]
         for layer in layers
         if layer.kind == LayerKind.FULLY_CONNECTED
     )
-    weight_share = connected_seconds / layer_seconds * WEIGHT_GRADIENT_SHARE if layer_seconds else 0.0
-    alpha, k = terms.compute_fraction, stage.num_replicas
+    weight_share = ratio(connected_seconds, layer_seconds, otherwise=0.0) * WEIGHT_GRADIENT_SHARE
+    k = stage.num_replicas
     return StageLoad(
         num_replicas=k,
         forward_seconds=FORWARD_SHARE * compute_seconds,
         backward_seconds=(1 - FORWARD_SHARE - weight_share) * compute_seconds,
         weight_gradient_seconds=weight_share * compute_seconds,
         compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
-        input_seconds=scale * input_odt / num_microbatches,
-        output_seconds=scale * output_odt / num_microbatches,
+        input_seconds=input_seconds,
+        output_seconds=output_seconds,
         exchange_seconds=pull_seconds / num_microbatches,
         all_reduce_seconds=all_reduce_seconds,
     )

@@ -23,7 +23,7 @@ from heterps_core.planning.cost_model.run_tables import segment_layers, segment_
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
-from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
+from heterps_core.planning.provisioning.replica_balance import fixed_stages
 from heterps_core.planning.search.learned.placement_policy import (
     POLICY_FILE,
     PlacementPolicy,
@@ -31,6 +31,7 @@ from heterps_core.planning.search.learned.placement_policy import (
 )
 from heterps_core.planning.search.optimum import stage_time_range
 from heterps_core.planning.search.schedulers.policy_gradient import descend
+from heterps_core.plans.scheduling_plan import Stage
 from tests.benchmarks.research.chain_partition import cheapest_partitions
 from tests.builders import make_problem
 
@@ -163,7 +164,7 @@ def good_placement(problem: SchedulingProblem) -> NDArray[np.int64] | None:
         factors = (factors * np.where(excess > 1, excess, excess**0.3).clip(0.5, 2)).clip(1)
     best_product, best_runs = np.inf, None
     for partition in sorted(partitions):
-        runs = [LayerRun(*segment_layers(row // num_types), names[row % num_types]) for row in partition]
+        runs = [Stage(*segment_layers(row // num_types), names[row % num_types], 1) for row in partition]
         found = fixed_stages(problem, runs).cheapest_replicas(
             limit_seconds=problem.stage_seconds_limit, below_product=best_product
         )

@@ -17,7 +17,7 @@ def test_the_flow_explains_small_problems_in_full():
 
 
 def test_figures_of_an_explanation_have_stable_names():
-    problem = make_problem()
+    problem = make_problem(throughput_floor_samples_per_s=12_000.0)
 
     metrics = explanation_metrics(explain_choice.fn(problem, make_result(problem)))
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Ints
-from heterps_core.planning.cost_model.run_tables import segment_layers, segment_row
+from heterps_core.planning.cost_model.run_tables import rows_of_stages, stages_of_rows
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import LayerRun, fixed_stages
+from heterps_core.planning.provisioning.replica_balance import fixed_stages, with_replicas
 from heterps_core.planning.search.capped.stage_columns import StageColumns
 from heterps_core.plans.scheduling_plan import Stage
 
@@ -18,7 +18,7 @@ class BestPlan:
     """Takes partitions, gives them their best replicas within the caps and keeps the cheapest."""
 
     def __init__(self, problem: SchedulingProblem) -> None:
-        self.problem, self.names, self.columns = problem, problem.device_type_names, StageColumns.of(problem)
+        self.problem, self.columns = problem, StageColumns.of(problem)
         self.product = np.inf
         """In the unit of `Objective`; infinite before any plan was met."""
 
@@ -35,34 +35,18 @@ class BestPlan:
             self._tried.add(key)
             runs, columns = np.divmod(rows, self.columns.num_columns)
             types = self.columns.types[columns]
-            self._offer(
-                [
-                    LayerRun(*segment_layers(run), self.names[index])
-                    for run, index in zip(runs.tolist(), types.tolist(), strict=True)
-                ]
-            )
+            self.offer(stages_of_rows(self.problem, runs * self.columns.num_types + types))
 
     def offer(self, stages: Sequence[Stage]) -> None:
         """Try the partition of a plan, first stage first."""
-        self._offer([LayerRun(stage.first_layer, stage.last_layer, stage.device_type) for stage in stages])
-
-    def _offer(self, runs: Sequence[LayerRun]) -> None:
-        fixed = fixed_stages(self.problem, runs)
+        fixed = fixed_stages(self.problem, stages)
         found = fixed.cheapest_replicas(
             limit_seconds=self.problem.stage_seconds_limit, below_product=self.product
         )
         if found.plan is None:
             return
-        self.product = found.product
-        self.stages = tuple(
-            Stage(*run, num_replicas=int(count)) for run, count in zip(runs, found.plan, strict=True)
-        )
-        columns = [self.names.index(run.device_type) for run in runs]
+        self.product, self.stages = found.product, with_replicas(stages, found.plan)
+        runs, columns = np.divmod(rows_of_stages(self.problem, stages), self.columns.num_types)
         steady = int(fixed.table.on_demand_usd_per_hour(found.plan.astype(np.float64)).argmin())
         columns[steady] = self.columns.with_on_demand(columns[steady])
-        self.rows = np.array(
-            [
-                segment_row(run.first_layer, run.last_layer) * self.columns.num_columns + column
-                for run, column in zip(runs, columns, strict=True)
-            ]
-        )
+        self.rows = runs * self.columns.num_columns + columns

@@ -9,7 +9,7 @@ from itertools import groupby
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler
 from heterps_core.plans.scheduling_plan import Stage
 
@@ -76,10 +76,10 @@ def _cheapest_turn(
     return min(turns, key=lambda stages: evaluate(chain, stages).cost_usd)
 
 
-def runs_of(types: Sequence[str]) -> list[LayerRun]:
-    """Return the runs of layers on one type, given the type of each layer."""
-    runs: list[LayerRun] = []
+def runs_of(types: Sequence[str]) -> list[Stage]:
+    """Return the stages that the type of each layer makes, of one replica each."""
+    runs: list[Stage] = []
     for name, members in groupby(types):
         first = runs[-1].last_layer + 1 if runs else 0
-        runs.append(LayerRun(first, first + len(list(members)) - 1, name))
+        runs.append(Stage(first, first + len(list(members)) - 1, name, 1))
     return runs

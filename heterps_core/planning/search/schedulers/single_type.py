@@ -8,9 +8,10 @@ import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.plan_rater import PlanRater
 from heterps_core.planning.search.schedulers.base import Proof, Proposals, ProposingScheduler
+from heterps_core.plans.scheduling_plan import Stage
 
 
 class SingleTypeScheduler(ProposingScheduler):
@@ -38,7 +39,7 @@ class SingleTypeScheduler(ProposingScheduler):
         """Return why the first type of the kind cannot carry all layers."""
         name = next(filter(self.accepts, problem.device_types))
         try:
-            balance_replicas(problem, [LayerRun(0, problem.num_layers - 1, name)])
+            balance_replicas(problem, [Stage(0, problem.num_layers - 1, name, 1)])
         except InfeasiblePlanError as error:
             _, _, detail = str(error).partition(": ")
             return InfeasiblePlanError(error.constraint, f"with every layer on {name}, {detail}")

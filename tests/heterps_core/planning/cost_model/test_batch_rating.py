@@ -9,8 +9,9 @@ from heterps_core.planning.cost_model.batch_rating import stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.run_tables import segment_layers
 from heterps_core.planning.problem.extra_costs import ExtraCosts
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.plan_rater import PlanRater
+from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 
 
@@ -20,7 +21,7 @@ def runs_of(assignment, names):
         *(i for i in range(1, len(assignment)) if assignment[i] != assignment[i - 1]),
         len(assignment),
     ]
-    return [LayerRun(a, b - 1, names[assignment[a]]) for a, b in pairwise(changes)]
+    return [Stage(a, b - 1, names[assignment[a]], 1) for a, b in pairwise(changes)]
 
 
 def test_equal_neighbours_make_one_stage():

@@ -10,7 +10,7 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError, MalformedDocumentError
 from heterps_core.planning.cost_model import evaluation
-from heterps_core.planning.cost_model.evaluation import evaluate, evaluate_stage
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.problem.scheduling_problem import (
     LayerCosts,
@@ -22,6 +22,7 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem, with_disks
+from tests.heterps_core.planning.plain_stage import plain_stage
 
 
 def one_table(**changes):
@@ -62,7 +63,7 @@ def test_the_time_of_a_sweep_worked_by_hand():
     # Two replicas have 200 bytes, 7.35 of them for 4 bits of each row; a row in memory takes 1.5790 times its bytes.
     # All cold: 192.65 / (1.25 * 1.5790 * 20) = 4.88 steps a sweep, which moves 2 * 500 bytes at 50 a second in 20 s.
     # A tenth hot leaves 34.75 bytes: 34.75 / (1.25 * 1.5790 * 3) = 5.87 steps.
-    sweep = evaluate_stage(one_table(), Stage(0, 0, "cpu", 2)).sweep
+    sweep = evaluate(one_table(), [Stage(0, 0, "cpu", 2)]).stages[0].sweep
 
     assert sweep.hot_share == 0.1
     assert sweep.steps_per_sweep == pytest.approx(5.868, rel=1e-3)
@@ -74,17 +75,17 @@ def test_the_time_of_a_sweep_worked_by_hand():
 
 def test_what_sweeping_computes_is_added_to_the_work_of_its_replicas():
     # 3 bytes of cold rows a batch, 0.3 s for each, on two replicas that compute 0.0005 s each.
-    part = evaluate_stage(one_table(sweep_seconds_per_byte=0.3), Stage(0, 0, "cpu", 2))
+    part = evaluate(one_table(sweep_seconds_per_byte=0.3), [Stage(0, 0, "cpu", 2)]).stages[0]
 
     assert part.sweep.worker_seconds == pytest.approx(0.45)
     assert part.compute_seconds == pytest.approx(0.4505)
     # More of it than the disk takes decides.
-    slower = evaluate_stage(one_table(sweep_seconds_per_byte=3.0), Stage(0, 0, "cpu", 2))
+    slower = evaluate(one_table(sweep_seconds_per_byte=3.0), [Stage(0, 0, "cpu", 2)]).stages[0]
     assert slower.seconds == pytest.approx(4.5005)
 
 
 def test_a_stage_whose_rows_fit_into_memory_does_not_sweep():
-    part = evaluate_stage(one_table(), Stage(0, 0, "cpu", 10))
+    part = evaluate(one_table(), [Stage(0, 0, "cpu", 10)]).stages[0]
 
     assert part.sweep is None
     assert part.seconds == pytest.approx(0.0001)
@@ -160,10 +161,10 @@ def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, step_
         if first > last:
             continue
         parts = [
-            evaluate_stage(problem, Stage(first, last, name, k), num_microbatches=num_microbatches)
+            plain_stage(problem, Stage(first, last, name, k), num_microbatches=num_microbatches)
             for k in range(1, 6)
         ]
-        swept += sum(part.sweep is not None for part in parts)
+        swept += sum(part.sweep_seconds is not None for part in parts)
         seconds = [part.seconds if part.memory_bytes <= unit.usable_bytes else inf for part in parts]
         row = segment_row(first, last)
         assert table.fewest_replicas[row, index] <= 5 or not any(np.isfinite(seconds))
@@ -210,7 +211,7 @@ def test_searches_find_plans_that_only_disks_make_possible(scheduler):
 
     plan = get_scheduler(scheduler).search(problem, budget_evaluations=400, seed=0).plan
 
-    assert any(evaluate_stage(problem, stage).sweep is not None for stage in plan.stages)
+    assert evaluate(problem, plan.stages).sweeps
     assert plan.cost_usd >= plan.cost_lower_bound_usd * (1 - 1e-12)
 
 

@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from heterps_core.planning.cost_model.evaluation import evaluate_stage
 from heterps_core.planning.cost_model.run_tables import (
     segment_row,
     segment_table,
@@ -12,6 +11,7 @@ from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.heterps_core.planning.plain_stage import plain_stage
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_seconds_equal_the_plain_evaluation(problem):
 
     for first, last in all_runs(problem):
         for index, name in enumerate(problem.device_types):
-            expected = evaluate_stage(problem, Stage(first, last, name, 7)).seconds
+            expected = plain_stage(problem, Stage(first, last, name, 7)).seconds
             assert found[segment_row(first, last), index] == pytest.approx(expected, rel=1e-14)
 
 
@@ -42,7 +42,7 @@ def test_least_replicas_equal_counting_up_from_one(problem, stage_seconds):
 
     for first, last in all_runs(problem):
         for index, (name, unit) in enumerate(problem.device_types.items()):
-            parts = [evaluate_stage(problem, Stage(first, last, name, k)) for k in range(1, 41)]
+            parts = [plain_stage(problem, Stage(first, last, name, k)) for k in range(1, 41)]
             enough = [p.seconds <= stage_seconds and p.memory_bytes <= unit.memory_bytes for p in parts]
             expected = enough.index(True) + 1 if any(enough) else np.inf
             assert found[segment_row(first, last), index] == expected

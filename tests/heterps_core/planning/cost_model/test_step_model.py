@@ -9,7 +9,7 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model import evaluation
-from heterps_core.planning.cost_model.evaluation import evaluate, evaluate_stage
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, step_groups
 from heterps_core.planning.problem.extra_costs import ExtraCosts
@@ -20,6 +20,7 @@ from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.heterps_core.planning.plain_stage import plain_stage
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, commu
             int(min(table.memory_replicas[row, index], 99)), problem.device_types[name].max_units + 1
         )
         seconds = [
-            evaluate_stage(problem, Stage(first, last, name, k), num_microbatches=4).seconds for k in counts
+            plain_stage(problem, Stage(first, last, name, k), num_microbatches=4).seconds for k in counts
         ]
         for limit, replicas in zip(limits, found[:, row, index], strict=True):
             expected = next((k for k, taken in zip(counts, seconds, strict=True) if taken <= limit), np.inf)

@@ -24,8 +24,10 @@ def joined(text):
 
 
 def test_a_hand_worked_problem_in_words():
-    # Cheapest: the embedding on 5 cpu units and the rest on a gpu, 8 ms a batch at 1.0 USD/hour, 360 batches.
-    text = joined(explain(builders.make_problem()))
+    # The embedding on 5 cpu units and the rest on a gpu, 8 ms a batch at 1.0 USD/hour, 360 batches; 8 cpu units alone
+    # take 10 ms at 0.8.
+    stages = (Stage(0, 0, "cpu-c7i", 5), Stage(1, 2, "gpu-t4", 1))
+    text = joined(explain(builders.make_problem(), stages))
 
     assert "(+USD: what the whole run would cost more than 0.0008 USD)" in text
     assert "cpu-c7i layer 0 on 5 units, 50% of the price; their work costs 10 times as much on gpu-t4" in text

@@ -1,12 +1,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.cost_model.step_model import stage_seconds
+from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.problem.problem_builder import (
     ESTIMATE_RELATIVE_ERROR,
     build_problem,
@@ -63,9 +64,7 @@ def test_half_as_much_crosses_a_boundary_in_bfloat16():
     full, half = (build(wire_dtype=dtype, floor=0.0) for dtype in ("float32", "bfloat16"))
 
     assert [layers[0].output_bytes_per_sample for layers in (full.layers, half.layers)] == [60, 30]
-    seconds = [
-        stage_seconds(problem, first, num_microbatches=1, num_replicas=1).across for problem in (full, half)
-    ]
+    seconds = [plan_table(problem, [first]).terms(np.ones(1)).across[0] for problem in (full, half)]
     assert seconds == pytest.approx([2 * 400 * 60 / 19_400, 400 * 60 / 19_400])
 
 

@@ -21,7 +21,7 @@ from heterps_core.planning.provisioning.offer_choice import (
     on_demand_sizes,
     unit_prices,
 )
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.scheduling_plan import Stage
@@ -267,7 +267,7 @@ def test_stages_on_spot_that_no_on_demand_machine_can_join_are_refused_with_the_
     problem = drawn_problem(0, offers, num_layers=1)
 
     with pytest.raises(InfeasiblePlanError, match="one machine of a plan must be on-demand"):
-        balance_replicas(problem, [LayerRun(0, 0, "cpu-c7i-spot")])
+        balance_replicas(problem, [Stage(0, 0, "cpu-c7i-spot", 1)])
     assert find_optimum(problem).stages[0].device_type == "cpu-r6in"
     with pytest.raises(MalformedDocumentError, match="one machine of a plan must be on-demand"):
         drawn_problem(0, offers[:1], num_layers=1)

@@ -1,21 +1,22 @@
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import StepModel
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas, with_replicas
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 
-RUNS = [LayerRun(0, 0, "cpu"), LayerRun(1, 1, "gpu")]
+RUNS = [Stage(0, 0, "cpu", 1), Stage(1, 1, "gpu", 1)]
 
 
 def test_whole_numbers_beat_the_rounded_continuous_solution(two_stages):
     stages = balance_replicas(two_stages, RUNS)
-    rounded_up = evaluate(two_stages, [Stage(*RUNS[0], 4), Stage(*RUNS[1], 1)])
+    rounded_up = evaluate(two_stages, [replace(RUNS[0], num_replicas=4), RUNS[1]])
 
     # Worked by hand: rounding up the closed form gives (4, 1) at $3.21940; one cheap core more pays.
     assert [stage.num_replicas for stage in stages] == [5, 1]
@@ -27,7 +28,7 @@ def test_whole_numbers_beat_the_rounded_continuous_solution(two_stages):
 @pytest.mark.parametrize("seed", range(12))
 def test_equals_trying_all_replica_counts(seed):
     problem = make_problem(seed, num_layers=5, num_types=3, scarce=True, floor_samples_per_s=5_000)
-    runs = [LayerRun(0, 1, "cpu"), LayerRun(2, 3, "gpu_a"), LayerRun(4, 4, "cpu")]
+    runs = [Stage(0, 1, "cpu", 1), Stage(2, 3, "gpu_a", 1), Stage(4, 4, "cpu", 1)]
     # All counts up to the caps, the 2 CPU stages sharing theirs.
     cpus, gpus = (problem.device_types[name].max_units for name in ("cpu", "gpu_a"))
     counts = [
@@ -36,9 +37,7 @@ def test_equals_trying_all_replica_counts(seed):
     costs = [
         evaluation.cost_usd
         for count in counts
-        if not (
-            evaluation := evaluate(problem, [Stage(*run, k) for run, k in zip(runs, count, strict=True)])
-        ).violations
+        if not (evaluation := evaluate(problem, with_replicas(runs, np.array(count)))).violations
     ]
 
     if not costs:

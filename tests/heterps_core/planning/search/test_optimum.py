@@ -7,10 +7,11 @@ import pytest
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.capped import capped_search
 from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
+from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 from tests.independent_planner import CandidateStages
 from tests.paths import TESTS
@@ -34,12 +35,12 @@ def cheapest_by_trying_all(problem):
     costs = []
     names = problem.device_type_names
     for assignment in product(range(len(names)), repeat=problem.num_layers):
-        runs: list[LayerRun] = []
+        runs: list[Stage] = []
         for layer, index in enumerate(assignment):
             if runs and runs[-1].device_type == names[index]:
-                runs[-1] = runs[-1]._replace(last_layer=layer)
+                runs[-1] = replace(runs[-1], last_layer=layer)
             else:
-                runs.append(LayerRun(layer, layer, names[index]))
+                runs.append(Stage(layer, layer, names[index], 1))
         try:
             costs.append(evaluate(problem, balance_replicas(problem, runs)).cost_usd)
         except InfeasiblePlanError:

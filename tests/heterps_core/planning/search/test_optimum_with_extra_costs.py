@@ -13,7 +13,7 @@ from heterps_core.planning.cost_model.batch_rating import stages_of
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts, InstanceSize
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas, with_replicas
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
 from heterps_core.plans.scheduling_plan import Stage
@@ -116,7 +116,7 @@ def test_bound_meets_the_cost_where_no_cap_binds(name, seed):
         runs, first = [], 0
         for device_type, members in groupby(types):
             length = len(list(members))
-            runs.append(LayerRun(first, first + length - 1, device_type))
+            runs.append(Stage(first, first + length - 1, device_type, 1))
             first += length
         cost_usd = evaluate(problem, balance_replicas(problem, runs)).cost_usd
         assert found.cost_usd <= cost_usd * (1 + 1e-9)
@@ -126,13 +126,11 @@ def test_bound_meets_the_cost_where_no_cap_binds(name, seed):
 @pytest.mark.parametrize("name", ALL_COSTS)
 def test_replicas_of_one_partition_equal_trying_every_count(name, seed):
     problem = make_charged_problem(seed, ALL_COSTS[name], max_units=12)
-    runs = [LayerRun(0, 1, "cpu"), LayerRun(2, 2, "gpu_a"), LayerRun(3, 3, "gpu_b")]
+    runs = [Stage(0, 1, "cpu", 1), Stage(2, 2, "gpu_a", 1), Stage(3, 3, "gpu_b", 1)]
     expected = min(
         evaluation.cost_usd
         for counts in product(range(1, 13), repeat=3)
-        if not (
-            evaluation := evaluate(problem, [Stage(*run, k) for run, k in zip(runs, counts, strict=True)])
-        ).violations
+        if not (evaluation := evaluate(problem, with_replicas(runs, np.array(counts)))).violations
     )
 
     stages = balance_replicas(problem, runs)
@@ -152,7 +150,7 @@ def test_ratings_of_a_search_bracket_the_cost_of_every_placement(name):
         runs, first = [], 0
         for index, members in groupby(plan.tolist()):
             length = len(list(members))
-            runs.append(LayerRun(first, first + length - 1, problem.device_type_names[index]))
+            runs.append(Stage(first, first + length - 1, problem.device_type_names[index], 1))
             first += length
         cost_usd = evaluate(problem, balance_replicas(problem, runs)).cost_usd
         assert objective.cost_usd(bound) <= cost_usd * (1 + 1e-9)

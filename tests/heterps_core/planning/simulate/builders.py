@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from heterps_core.planning.cost_model.evaluation import evaluate_stage
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
+from tests.heterps_core.planning.plain_stage import plain_stage
 
 MAX_STAGES = 6
 MAX_REPLICAS = 40
@@ -31,8 +31,7 @@ def balanced_plan(problem: SchedulingProblem, random: np.random.Generator) -> tu
     """Return a random cut with the least replicas that keep a common stage time, as provisioning gives them."""
     stages = random_plan(problem, random)
     least_seconds = max(
-        evaluate_stage(problem, replace(stage, num_replicas=MAX_BALANCED_REPLICAS)).seconds
-        for stage in stages
+        plain_stage(problem, replace(stage, num_replicas=MAX_BALANCED_REPLICAS)).seconds for stage in stages
     )
     allowed_seconds = least_seconds * float(random.uniform(1.2, 4.0))
     return tuple(_least_replicas(problem, stage, allowed_seconds) for stage in stages)
@@ -40,4 +39,4 @@ def balanced_plan(problem: SchedulingProblem, random: np.random.Generator) -> tu
 
 def _least_replicas(problem: SchedulingProblem, stage: Stage, allowed_seconds: float) -> Stage:
     candidates = (replace(stage, num_replicas=k) for k in range(1, MAX_BALANCED_REPLICAS + 1))
-    return next(s for s in candidates if evaluate_stage(problem, s).seconds <= allowed_seconds)
+    return next(s for s in candidates if plain_stage(problem, s).seconds <= allowed_seconds)

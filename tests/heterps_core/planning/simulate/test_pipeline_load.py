@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.planning.cost_model.evaluation import evaluate_stage
 from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.heterps_core.planning.plain_stage import plain_stage
 from tests.heterps_core.planning.simulate.builders import random_plan
 
 NUM_MICROBATCHES = 8
@@ -22,7 +22,7 @@ def test_the_parts_add_up_to_the_times_of_the_cost_model(seed):
     load = pipeline_load(problem, stages, num_microbatches=NUM_MICROBATCHES)
 
     for stage, part in zip(stages, load.stages, strict=True):
-        evaluation = evaluate_stage(problem, stage)
+        evaluation = plain_stage(problem, stage)
         computing = NUM_MICROBATCHES * (
             part.forward_seconds + part.backward_seconds + part.weight_gradient_seconds
         )
@@ -106,7 +106,7 @@ def test_one_replica_that_does_not_communicate_has_its_boundaries_alone():
 
     assert alone.exchange_seconds == alone.all_reduce_seconds == 0
     assert 2 * alone.output_seconds == pytest.approx(
-        evaluate_stage(problem, Stage(0, 2, "cpu", 1)).communication_seconds
+        plain_stage(problem, Stage(0, 2, "cpu", 1)).communication_seconds
     )
     assert two.exchange_seconds + two.all_reduce_seconds > 0
 

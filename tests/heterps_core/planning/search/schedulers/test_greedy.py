@@ -4,10 +4,11 @@ import pytest
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.provisioning.replica_balance import LayerRun, balance_replicas
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers.brute_force import BruteForceScheduler
 from heterps_core.planning.search.schedulers.greedy import GreedyScheduler, runs_of
+from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 
 
@@ -18,7 +19,7 @@ def search(problem, budget_evaluations=1_000):
 def on_one_type(problem, name):
     """The cost of a whole chain on one type, or infinity."""
     try:
-        stages = balance_replicas(problem, [LayerRun(0, problem.num_layers - 1, name)])
+        stages = balance_replicas(problem, [Stage(0, problem.num_layers - 1, name, 1)])
     except InfeasiblePlanError:
         return float("inf")
     return evaluate(problem, stages).cost_usd
@@ -35,7 +36,7 @@ def test_two_layers_are_settled_as_by_hand(seed):
     costs = [on_one_type(problem, first)]
     for second in problem.device_types:
         if second != first:
-            runs = [LayerRun(0, 0, first), LayerRun(1, 1, second)]
+            runs = [Stage(0, 0, first, 1), Stage(1, 1, second, 1)]
             costs.append(evaluate(problem, balance_replicas(problem, runs)).cost_usd)
     assert plan.stages[0].device_type == first
     assert plan.cost_usd == pytest.approx(min(costs), rel=1e-12)
@@ -115,7 +116,7 @@ def test_says_where_it_is_stuck_though_a_plan_exists():
 
 
 def test_runs_join_neighbours_of_one_type():
-    assert runs_of(["a", "a", "b", "a"]) == [LayerRun(0, 1, "a"), LayerRun(2, 2, "b"), LayerRun(3, 3, "a")]
+    assert runs_of(["a", "a", "b", "a"]) == [Stage(0, 1, "a", 1), Stage(2, 2, "b", 1), Stage(3, 3, "a", 1)]
 
 
 def test_layers_at_the_front_that_take_no_time_join_the_first_that_does():
