@@ -140,6 +140,7 @@ print(torch.get_num_threads())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "told"), [({}, ["1", "1"]), ({"OMP_NUM_THREADS": "2"}, ["2", "2"])])
 def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_otherwise(given, told):
     ended = subprocess.run(

@@ -135,6 +135,7 @@ def test_a_model_that_cannot_be_trained_is_told_in_one_line_before_any_work(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.slow
 def test_the_command_finds_a_model_in_the_current_folder(tmp_path):
     (tmp_path / "my_models.py").write_text("build = None\n")
 
@@ -160,6 +161,7 @@ def test_an_error_is_one_line_and_leaves_no_workspace(tmp_path, monkeypatch, cap
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
     """Prefect adds its handler to these loggers, and leaves their level at the root's, which is WARNING."""
     program = (

@@ -22,6 +22,9 @@ from tests.infra.faults import (
 )
 from tests.infra.moto_ec2 import moto_process
 from tests.small_disk import CAN_MOUNT
+from tests.tiers import weekly_after
+
+pytestmark = pytest.mark.slow
 
 SEEDS = range(20)
 
@@ -37,7 +40,7 @@ def steps(server, tmp_path_factory):
     return steps_of_a_life(server, tmp_path_factory.mktemp("dry"))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", weekly_after(5, SEEDS))
 def test_after_any_fault_the_sweep_leaves_no_machine_and_no_unpaid_second(server, steps, tmp_path, seed):
     account = account_after(draw(seed, steps=steps), server, tmp_path / "ledger.sqlite")
 
@@ -47,7 +50,7 @@ def test_after_any_fault_the_sweep_leaves_no_machine_and_no_unpaid_second(server
 @pytest.mark.parametrize(
     "kind", [Kind.TAGS_LATE, Kind.MIXED_CODES, Kind.FAILED_LAUNCHES, Kind.OTHER_REGION, *WATCHED]
 )
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", weekly_after(1, [1, 2]))
 def test_no_circumstance_leaves_a_machine_an_unpaid_second_or_a_cap_that_is_passed(
     server, steps, tmp_path, seed, kind
 ):
@@ -61,7 +64,7 @@ def test_no_circumstance_leaves_a_machine_an_unpaid_second_or_a_cap_that_is_pass
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="mounting a small file system needs root")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", weekly_after(1, range(3)))
 def test_a_full_disk_keeps_no_machine_alive_and_is_told(server, steps, tmp_path, seed):
     case = draw(seed, steps=steps, kinds=[Kind.DISK_FULL])
 
@@ -91,7 +94,7 @@ def test_a_process_killed_right_after_a_fleet_request_leaves_machines_for_the_sw
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL_BEFORE, Fault.KILL_AFTER, Fault.RAISE])
-@pytest.mark.parametrize("step", range(0, 32, 4))
+@pytest.mark.parametrize("step", weekly_after(2, range(0, 32, 4)))
 def test_what_a_broken_sweep_leaves_the_next_one_ends(server, tmp_path, fault, step):
     server.reset()
     ledger_path = tmp_path / "ledger.sqlite"

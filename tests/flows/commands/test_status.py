@@ -211,6 +211,7 @@ def test_runs_in_the_record_are_read_as_mlflow_tells_them(workspace, monkeypatch
     assert [len(found) for found in from_database] == [3, 1, 2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "runs", "champion"])
 def test_what_is_asked_each_day_is_shown_without_loading_prefect_mlflow_or_torch(workspace, command):
     run_lifecycle.open_run(workspace.create(), run_id="r1", run_name="ctrdnn exact r1", tags={})

@@ -15,6 +15,8 @@ from tests.infra.builders import bootstrap, moto_ec2, offer, plan
 from tests.moto_server import REGION
 from tests.paths import PROJECT
 
+pytestmark = pytest.mark.slow
+
 NUM_MACHINES = 3
 
 

@@ -93,6 +93,7 @@ def test_a_sample_is_spread_evenly_over_the_rows(num_rows, at_most):
     assert gaps.max(initial=0) - gaps.min(initial=10**9) <= 1
 
 
+@pytest.mark.slow
 def test_ten_times_the_rows_take_no_more_memory(clicks, many_clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 2_000)
     measure_baseline.fn(clicks)  # What is imported for the first time is not counted.

@@ -99,6 +99,7 @@ def measure(
     return with_costs(results, cluster, bills_of_run(workspace, provider, RUN_ID), run_id=RUN_ID)
 
 
+@pytest.mark.slow
 def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace):
     from heterps_core.profiling.layer_profiler import trace_model
 

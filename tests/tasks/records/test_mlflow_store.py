@@ -3,6 +3,8 @@ import subprocess
 import sys
 from contextlib import closing
 
+import pytest
+
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
 from tasks.records.mlflow_store import make_store
 from tests.waiting import wait_for
@@ -19,6 +21,7 @@ def revision_of(workspace):
         return database.execute("SELECT version_num FROM alembic_version").fetchall()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_killed_while_its_tables_are_made_is_made_by_the_next(tmp_path):
     workspace = Workspace(root=tmp_path).create()
     maker = subprocess.Popen(

@@ -18,6 +18,7 @@ def clicks(models, monkeypatch, tmp_path):
     return write_click_stream(tmp_path / "clicks.tsv", num_rows=50, seed=7).path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [None, OLD])
 def test_rows_are_predicted_by_the_champion_or_the_version_that_is_named(
     models, clicks, tmp_path, capsys, version
