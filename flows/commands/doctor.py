@@ -14,7 +14,7 @@ from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks
 from infra.providers import PROVIDERS, provider_of
-from infra.workspace import TRACKING_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
 from tasks.records.mlflow_names import DIED
 
 HELP = """\
@@ -70,6 +70,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
     from infra.checks import database_checks
 
     yield from database_checks(workspace)
+    yield from _rights(workspace)
     yield from _dead_runs(workspace)
     yield from _ports(workspace)
     if "MLFLOW_TRACKING_URI" in os.environ and TRACKING_VARIABLE not in os.environ:
@@ -106,6 +107,27 @@ def _time_zone() -> Check:
         return Check(
             "nightly zone", CheckState.MISSING, str(problem), "export HETERPS_TIMEZONE=Europe/Berlin"
         )
+
+
+def _rights(workspace: Workspace) -> Iterator[Check]:
+    """Look at the accounts that own or read the workspace and its password."""
+    if not workspace.root.exists():
+        return
+    if (owner := workspace.root.stat().st_uid) != os.geteuid():
+        found = f"{workspace.root} belongs to the account of number {owner}"
+        yield Check("account", CheckState.NOTE, found, f"export {HOME_VARIABLE}=a folder of your own")
+    if not workspace.password_path.exists():
+        return
+    try:
+        workspace.password()
+    except (ConfigurationError, OSError) as problem:
+        found, _, way_out = str(problem).partition("; ")
+        yield Check("password", CheckState.MISSING, found, way_out or None)
+    else:
+        is_open = workspace.password_path.stat().st_mode & 0o077
+        found = f"{workspace.password_path} can be read by {'other accounts' if is_open else 'you alone'}"
+        state = CheckState.MISSING if is_open else CheckState.OK
+        yield Check("password", state, found, f"chmod 600 {workspace.password_path}" if is_open else None)
 
 
 def _dead_runs(workspace: Workspace) -> Iterator[Check]:

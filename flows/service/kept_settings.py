@@ -34,52 +34,70 @@ def register(deployments: Sequence[RunnerDeployment], *, record: Path) -> None:
         deployments: Changed in place, so that they may be registered again.
         record: The file with what Prefect held after the last start, and who set it; read and written.
     """
-    before: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        before = json.loads(record.read_text())
-    after = {}
+    notes = _read_notes(record)
     with get_client(sync_client=True) as client:
         for deployment in deployments:
             name = f"{deployment.flow_name}/{deployment.name}"
             found = _held(client, name)
-            kept = _set_by_person(found, before.get(name)) if found else []
+            kept = _set_by_person(found, notes.get(name)) if found else []
             for setting in kept:
                 _keep(deployment, setting, found)
+            # A process that is killed during the registration leaves both possible states in the note.
+            sent = _settings(deployment.model_dump(mode="json"))
+            replace_json(record, notes | {name: {"held": found, "sent": sent, "kept": kept}})
             deployment.apply()
-            after[name] = {"held": _held(client, name), "kept": kept}
-    replace_json(record, after)
+            notes[name] = {"held": _held(client, name), "sent": {}, "kept": kept}
+            replace_json(record, notes)
+
+
+def _read_notes(record: Path) -> dict[str, dict[str, Any]]:
+    """Return the notes of the last start; none where the file is missing, damaged or of another form."""
+    with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {
+            name: {"held": dict(note["held"]), "sent": dict(note.get("sent", {})), "kept": list(note["kept"])}
+            for name, note in json.loads(record.read_text()).items()
+        }
+    return {}
 
 
 def _held(client: SyncPrefectClient, name: str) -> dict[str, Any]:
-    """Return what the server holds of a deployment, by setting; nothing of one that it does not know."""
+    """Return the settings of a deployment in the server; none where the server does not know it."""
     try:
-        document = client.read_deployment_by_name(name).model_dump(mode="json")
+        return _settings(client.read_deployment_by_name(name).model_dump(mode="json"))
     except ObjectNotFound:
         return {}
-    limit = document["global_concurrency_limit"]
+
+
+def _settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a deployment, as the server holds it or as it is sent."""
+    limit = document.get("global_concurrency_limit") or {"limit": document.get("concurrency_limit")}
     schedules = [
         {field: each["schedule"].get(field) for field in _SCHEDULE_FIELDS}
-        | {"active": each["active"], "parameters": each["parameters"]}
-        for each in document["schedules"]
+        | {"active": each["active"] is not False, "parameters": each["parameters"]}
+        for each in document["schedules"] or ()
     ]
     return {
-        "paused": document["paused"],
+        "paused": bool(document["paused"]),
         "schedules": sorted(schedules, key=str),
-        "tags": sorted(document["tags"]),
-        "concurrency": [limit and limit["limit"], document["concurrency_options"]],
-        **{f"{_PARAMETER}{name}": value for name, value in document["parameters"].items()},
+        "tags": sorted(document["tags"] or ()),
+        "concurrency": [limit["limit"], document["concurrency_options"]],
+        **{f"{_PARAMETER}{name}": value for name, value in (document["parameters"] or {}).items()},
     }
 
 
-def _set_by_person(found: Mapping[str, Any], before: Mapping[str, Any] | None) -> list[str]:
+def _set_by_person(found: Mapping[str, Any], note: Mapping[str, Any] | None) -> list[str]:
     """Return the settings that a person has set, at any time since the deployment was made."""
-    if before is None:
+    if note is None:
         # Of an earlier version of this project, which wrote nothing down: what was stopped must stay so.
         of_code = all(each["active"] and each["cron"] in (None, NIGHTLY_CRON) for each in found["schedules"])
         return [*(["paused"] if found["paused"] else []), *([] if of_code else ["schedules"])]
-    held = before["held"]
-    changed = {name for name in {*held, *found} if held.get(name, _UNSEEN) != found.get(name, _UNSEEN)}
-    return sorted(changed | set(before["kept"]))
+    states = [note[state] for state in ("held", "sent") if note[state]]
+    changed = {
+        name
+        for name in set().union(found, *states)
+        if found.get(name, _UNSEEN) not in [state.get(name, _UNSEEN) for state in states]
+    }
+    return sorted(changed | set(note["kept"]))
 
 
 def _keep(deployment: RunnerDeployment, setting: str, found: Mapping[str, Any]) -> None:

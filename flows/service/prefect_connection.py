@@ -163,8 +163,17 @@ class PrefectServer:
 
 
 def own_password(workspace: Workspace) -> str:
-    """Return the user:password that servers of this workspace ask for."""
-    return os.environ.get(SERVER_PASSWORD) or workspace.password()
+    """Return the user:password that servers of this workspace ask for.
+
+    Raises:
+        ConfigurationError: PREFECT_SERVER_API_AUTH_STRING or the file of the workspace holds another text.
+    """
+    given = os.environ.get(SERVER_PASSWORD)
+    if given and not given.partition(":")[2]:
+        raise ConfigurationError(
+            f"{SERVER_PASSWORD} must be user:password, but has no password after a colon"
+        )
+    return given or workspace.password()
 
 
 def own_server(workspace: Workspace, addresses: ServiceAddresses) -> PrefectServer:

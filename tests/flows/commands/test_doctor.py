@@ -47,6 +47,33 @@ def test_a_machine_that_can_run_the_line_ends_with_0_and_nothing_is_written(doct
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "mode", "state", "found", "fix"),
+    [
+        ("heterps:secret", 0o600, "ok", "can be read by you alone", None),
+        ("heterps:secret", 0o644, "missing", "can be read by other accounts", "chmod 600"),
+        ("", 0o600, "missing", "must hold user:password", "delete it"),
+    ],
+)
+def test_the_password_is_looked_at(doctor, tmp_path, text, mode, state, found, fix):
+    path = Workspace(root=tmp_path / "home").create().password_path
+    path.write_text(text)
+    path.chmod(mode)
+
+    check = checks(doctor("--json")[1])["password"]
+
+    assert check["state"] == state
+    assert found in check["found"]
+    assert fix is None or fix in check["fix"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a second account needs root")
+def test_a_workspace_of_another_account_is_named(doctor, tmp_path):
+    os.chown(Workspace(root=tmp_path / "home").create().root, 65_534, -1)
+
+    assert "belongs to the account of number 65534" in checks(doctor("--json")[1])["account"]["found"]
+
+
 def test_every_line_says_what_and_state_and_what_is_to_be_mended_says_how(doctor):
     _, text = doctor()
     _, printed = doctor("--json")

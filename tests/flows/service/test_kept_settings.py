@@ -6,17 +6,17 @@ from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.schedules import Cron
 
+from flows.service import kept_settings
 from flows.service.deployments import ONE_AT_A_TIME, deployment
 from flows.service.kept_settings import register
 from flows.sweep_orphans import sweep_orphans
-
-pytestmark = pytest.mark.usefixtures("prefect_server")
+from heterps_core.json_file import replace_json
 
 NAME = "sweep-orphans/sweep-orphans"
 
 
 @pytest.fixture
-def client():
+def client(prefect_server):
     with get_client(sync_client=True) as client:
         yield client
 
@@ -101,6 +101,35 @@ def test_what_nobody_has_set_follows_the_code(start):
 
     assert of(changed) == ("0 6 * * *", "Europe/Berlin", True)
     assert (changed.tags, changed.parameters) == (["new"], {"epochs": 2})
+
+
+def test_a_kill_right_after_a_registration_makes_no_setting_a_persons(start, client, monkeypatch):
+    start()
+    writes = []
+
+    def write_once(path, document):
+        writes.append(path)
+        if len(writes) == 2:
+            raise KeyboardInterrupt
+        replace_json(path, document)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept_settings, "replace_json", write_once)
+        with pytest.raises(KeyboardInterrupt):
+            start(cron="0 5 * * *", parameters={"epochs": 2}, tags=["new"])
+
+    changed = start(cron="0 6 * * *", parameters={"epochs": 3}, tags=["newer"])
+
+    assert of(changed) == ("0 6 * * *", "UTC", True)
+    assert (changed.tags, changed.parameters) == (["newer"], {"epochs": 3})
+    assert changed.global_concurrency_limit.limit == 1
+
+
+@pytest.mark.parametrize("text", ["[1]", '{"a/b": []}', '{"a/b": {"held": 1, "kept": []}}', "damaged"])
+def test_notes_of_another_form_count_as_none(tmp_path, text):
+    (tmp_path / "deployments.json").write_text(text)
+
+    assert kept_settings._read_notes(tmp_path / "deployments.json") == {}
 
 
 def test_a_pause_of_before_anything_was_written_down_lasts_too(start, client, tmp_path):

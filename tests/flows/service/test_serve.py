@@ -7,6 +7,7 @@ import pytest
 
 from flows.cli import main
 from flows.service.addresses import choose_addresses
+from flows.service.prefect_connection import own_password
 from flows.service.serve import LOCK_FILE, service_environment, services_to_run, welcome
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
@@ -133,6 +134,14 @@ def test_a_password_reaches_the_server_and_those_who_ask_it(tmp_path, monkeypatc
     environment = service_environment(workspace, choose_addresses(workspace))
 
     assert environment["PREFECT_API_AUTH_STRING"] == environment["PREFECT_SERVER_API_AUTH_STRING"]
+
+
+@pytest.mark.parametrize("text", ["secret", "team:", ":"])
+def test_a_password_of_the_environment_without_its_parts_is_refused(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", text)
+
+    with pytest.raises(ConfigurationError, match="PREFECT_SERVER_API_AUTH_STRING must be user:password"):
+        own_password(Workspace(root=tmp_path))
 
 
 def test_the_pages_of_prefect_ask_the_server_by_the_name_that_the_browser_has(tmp_path, monkeypatch):
