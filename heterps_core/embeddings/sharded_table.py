@@ -119,6 +119,11 @@ class ShardedTable:
         # Autograd calls a function's backward only where an input needs a gradient.
         self._anchor = torch.zeros(1, requires_grad=True, device=device)
 
+    @property
+    def looks_ahead(self) -> bool:
+        """The rows of a look-up are asked for, or found, by `exchange_row_numbers` before it."""
+        return self.group is not None or self.ids is not None
+
     def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
         """Tell the owners which rows a look-up will ask for, who find those of dynamic ids.
 

@@ -20,6 +20,8 @@ class SharedMemoryTable(ShardedTable):
     Beside the link between the replicas of its group it takes what `ShardedTable` takes.
     """
 
+    looks_ahead = False
+
     def __init__(self, *, link: SharedMemoryLink, num_rows: int, dimension: int, **others: Any) -> None:
         self._link = link
         self._outbox = link.new_outbox()

@@ -71,6 +71,8 @@ class SweptTable(ShardedTable):
         ConfigurationError: The folder has no room for the rows.
     """
 
+    looks_ahead = True
+
     def __init__(self, *, place: ColdRowsPlace, **others: Any) -> None:
         self._place = place
         super().__init__(**others)

@@ -25,15 +25,12 @@ import torch.distributed as dist
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.job import TrainingJob
+from heterps_core.training.job import SYNC, TrainingJob
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.pipeline.stage_place import join_stage, world_group
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
-from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 STORE_NAME = "store"
 
@@ -93,44 +90,12 @@ def train_some_steps(job: TrainingJob, rank: int) -> list[float]:
     """Train together with all other workers, which call this too; return the seconds of each step."""
     firsts = np.cumsum([0, *job.replicas_per_stage]).tolist()
     layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
-    stage, replica = layout.position(rank)
-    groups = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in layout.ranks]
-    ids_groups = [dist.new_group(list(ranks), timeout=TIMEOUT) for ranks in layout.ranks]
-    group, ids_group, link = None, None, None
-    if job.replicas_per_stage[stage] > 1:
-        group = groups[stage]
-        link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=TIMEOUT.total_seconds())
-        ids_group = ids_groups[stage]
-    dataset = PreparedDataset.open(job.dataset)
-    config = replace(job.config, num_epochs=ENDLESS)
-    model = build_stage_model(job.model, dataset.features, config, job.stages, stage, group, link)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=layout,
-        stage=stage,
-        replica=replica,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=group,
-        precision=config.precision,
-        wire_dtype=config.wire_dtype,
-        silence_limit_s=TIMEOUT.total_seconds(),
-        link=link,
-        neighbours=connect_neighbours(layout, rank=rank),
-    )
+    limit_s = TIMEOUT.total_seconds()
+    place = join_stage(layout, rank, new_group=world_group, silence_limit_s=limit_s)
+    dataset, run = PreparedDataset.open(job.dataset), RunDirectory(job.dataset)
+    config = replace(job.config, num_epochs=ENDLESS, update_mode=SYNC)
     timer = StepTimer()
-    loop = TrainingLoop(
-        runner=runner,
-        model=model,
-        dataset=dataset,
-        config=config,
-        run=RunDirectory(job.dataset),
-        group=group,
-        ids_group=ids_group,
-        checkpoints=None,
-        metrics=None,
-        on_step=timer,
-    )
+    loop = TrainingLoop.of(job.model, dataset, config, job.stages, place, run=run, on_step=timer)
     dist.barrier()
     with suppress(EnoughError):
         loop.train(TrainingCursor())

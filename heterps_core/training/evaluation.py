@@ -48,7 +48,7 @@ def judge_trained(loop: TrainingLoop, start: StartModel | None) -> dict[str, Hel
 
     others = (started, *(None for _ in labels[1:]))
     return {
-        name: judge_held_out(scores, other, gather=partial(_gather, group=loop.group))
+        name: judge_held_out(scores, other, gather=partial(_gather, group=loop.place.group))
         for name, scores, other in zip(labels, trained, others, strict=True)
     }
 

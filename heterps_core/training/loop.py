@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
-from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
-from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.models.row_dropout import keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.checkpoint_writer import CheckpointWriter
@@ -31,7 +30,8 @@ from heterps_core.training.gradients.finite_gradients import check_gradients, ch
 from heterps_core.training.gradients.gradient_sum import take_buffers_of_first_replica
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_exchange import RowSlice
-from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.stop_question import StopQuestion
@@ -91,21 +91,37 @@ class TrainingLoop:
     dataset: PreparedDataset
     config: TrainingConfig
     run: RunDirectory
-    group: ProcessGroup | None
-    """The replicas of this stage; None where this worker is alone."""
-
-    ids_group: ProcessGroup | None
-    """The same replicas again, for the row indices of batches to come, whose messages travel beside those of the
-    running step; None where this worker is alone."""
-
-    checkpoints: CheckpointWriter | None
+    checkpoints: CheckpointWriter | None = None
     """None where what is trained is thrown away."""
 
-    metrics: MetricWriter | None
+    metrics: MetricWriter | None = None
     """Only on the one worker that reports: the first replica of the last stage."""
 
-    on_step: Callable[[int], None]
-    """Told the number of each finished step, so that an error can name the last one."""
+    on_step: Callable[[int], None] = lambda step: None
+    """Takes the number of each finished step, so that an error can name the last one."""
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        dataset: PreparedDataset,
+        config: TrainingConfig,
+        stages: Sequence[Stage],
+        place: StagePlace,
+        *,
+        run: RunDirectory,
+        scratch: Path = Path(),
+        on_step: Callable[[int], None] = lambda step: None,
+    ) -> TrainingLoop:
+        """Build the part of a model that a worker trains; raises and takes what `build_stage_model` does."""
+        part = build_stage_model(model, dataset.features, config, stages, place, scratch=scratch)
+        runner = StageRunner(part, config, place)
+        return cls(runner=runner, model=part, dataset=dataset, config=config, run=run, on_step=on_step)
+
+    @property
+    def place(self) -> StagePlace:
+        """Of this worker."""
+        return self.runner.place
 
     def train(self, cursor: TrainingCursor) -> TrainingCursor:
         """Train from `cursor` to the end, or until a stop is asked for.
@@ -144,7 +160,7 @@ class TrainingLoop:
                 if self.checkpoints is not None:
                     self.checkpoints.check()
                     if is_saved:
-                        take_buffers_of_first_replica(self.model.layers.values(), group=self.group)
+                        take_buffers_of_first_replica(self.model.layers.values(), group=self.place.group)
                         if self.metrics is not None:
                             # Steps behind a checkpoint may be trained again, those before it are not.
                             self.metrics.flush("training")
@@ -244,13 +260,13 @@ class TrainingLoop:
 
     def _swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
         tables = list(self.model.swept_tables.values())
-        return SweptBatches(batches, tables, group=self.ids_group, writes=writes)
+        return SweptBatches(batches, tables, group=self.place.ids_group, writes=writes)
 
     def _train_step(
         self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]
     ) -> Iterator[list[float]]:
-        seed, stage, replica = self.config.seed, self.runner.stage, self.runner.replica
-        torch.manual_seed(noise_seed(seed, step=step, stage=stage, replica=replica))
+        stage, replica = self.place.stage, self.place.replica
+        torch.manual_seed(noise_seed(self.config.seed, step=step, stage=stage, replica=replica))
         return self.runner.train_step(microbatches, following=following)
 
     def _update_dense(
@@ -279,15 +295,11 @@ class TrainingLoop:
         """
         exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
         for layer in self.model.layers.values():
-            if not isinstance(layer, SlotEmbedding):
-                continue
-            table = layer.table
-            if table is None or isinstance(table, SharedMemoryTable):
-                continue
-            if isinstance(table, SweptTable) or table.ids is not None or self.ids_group is not None:
+            if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead:
                 for exchange, part in zip(exchanges, parts, strict=True):
                     rows_BS = layer.row_numbers(part)
-                    exchange.append((table, table.exchange_row_numbers(rows_BS, group=self.ids_group)))
+                    asked = layer.table.exchange_row_numbers(rows_BS, group=self.place.ids_group)
+                    exchange.append((layer.table, asked))
         return exchanges
 
     def _cursors(self, cursor: TrainingCursor, batches_per_epoch: int) -> Iterator[TrainingCursor]:

@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 PROOF_LIMIT_S = 10.0
-"""Longest wait for a proof of the key, or for a connection."""
+"""Longest time of a whole proof of the key, however slowly its bytes come, or of a connection's start."""
 
 RETRY_INTERVAL_S = 0.2
 
 _CHALLENGE_BYTES = _TAG_BYTES = hashlib.sha256().digest_size
 _HOST, _MEMBER = b"host", b"member"
 _SESSION = "session"
+_CLOSED = "its connection is closed"
 
 MOST_UNPROVEN = 64
 """Connections whose proof is awaited at a time, lest strangers use up the files that a worker may have open."""
@@ -238,20 +239,26 @@ def _proven(connection: socket.socket, key: bytes, generation: int, *, own: byte
         OSError: The other end did not.
         EOFError: It has closed the connection.
     """
-    connection.settimeout(PROOF_LIMIT_S)
-    messages = cast(BinaryIO, connection.makefile("rwb"))
+    until_s = time.monotonic() + PROOF_LIMIT_S
+
+    def receive(num_bytes: int) -> bytes:
+        content = b""
+        while len(content) < num_bytes:
+            connection.settimeout(max(until_s - time.monotonic(), 0.0))
+            part = connection.recv(num_bytes - len(content))
+            if not part:
+                raise EOFError(_CLOSED)
+            content += part
+        return content
+
     challenges = {own: secrets.token_bytes(_CHALLENGE_BYTES)}
-    try:
-        _write(messages, challenges[own])
-        challenges[other] = _read(messages, _CHALLENGE_BYTES)
-        asked = b"%d" % generation + challenges[_HOST] + challenges[_MEMBER]
-        _write(messages, _tag(key, own + asked))
-        if not hmac.compare_digest(_read(messages, _TAG_BYTES), _tag(key, other + asked)):
-            raise ConnectionRefusedError("it has not proven the key of the run and its generation")
-    except BaseException:
-        messages.close()
-        raise
-    return messages
+    connection.sendall(challenges[own])
+    challenges[other] = receive(_CHALLENGE_BYTES)
+    asked = b"%d" % generation + challenges[_HOST] + challenges[_MEMBER]
+    connection.sendall(_tag(key, own + asked))
+    if not hmac.compare_digest(receive(_TAG_BYTES), _tag(key, other + asked)):
+        raise ConnectionRefusedError("it has not proven the key of the run and its generation")
+    return cast(BinaryIO, connection.makefile("rwb"))
 
 
 def _tag(key: bytes, content: bytes) -> bytes:
@@ -259,23 +266,12 @@ def _tag(key: bytes, content: bytes) -> bytes:
 
 
 def _send(messages: BinaryIO, message: object) -> None:
-    _write(messages, json.dumps(message).encode() + b"\n")
+    messages.write(json.dumps(message).encode() + b"\n")
+    messages.flush()
 
 
 def _receive(messages: BinaryIO) -> Any:
     line = messages.readline()
     if not line.endswith(b"\n"):
-        raise EOFError("its connection is closed")
+        raise EOFError(_CLOSED)
     return json.loads(line)
-
-
-def _write(messages: BinaryIO, content: bytes) -> None:
-    messages.write(content)
-    messages.flush()
-
-
-def _read(messages: BinaryIO, num_bytes: int) -> bytes:
-    content = messages.read(num_bytes)
-    if len(content) < num_bytes:
-        raise EOFError("its connection is closed")
-    return content

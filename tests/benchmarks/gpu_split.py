@@ -30,6 +30,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
@@ -174,19 +175,9 @@ def new_way(
         device, group = torch.device(setting.gpu), None
     elif group is not None:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
-    model = build_stage_model(MODEL, features, config, stages, index, group, link, device=device)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=layout,
-        stage=index,
-        replica=replica,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=group,
-        link=link,
-        device=device,
-    )
-    return Way(runner, model, config.num_microbatches)
+    place = StagePlace(layout=layout, stage=index, replica=replica, device=device, group=group, link=link)
+    model = build_stage_model(MODEL, features, config, stages, place)
+    return Way(StageRunner(model, config, place), model, config.num_microbatches)
 
 
 def train(way: Way, batches: Sequence[ClickBatch], setting: Setting) -> float:

@@ -37,7 +37,8 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import DELAYED, NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, TrainingConfig
 from heterps_core.training.pipeline.stage_layers import StageLayers
-from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
@@ -280,8 +281,9 @@ def train_part(rank: int, model: str, seed: int) -> dict[str, Any]:
         dense_optimizer="sgd",
         embedding_optimizer="sgd",
     )
-    part = build_stage_model(model, FEATURES, config, stages, index, group)
-    runner = new_runner(part, layout, index, replica, group)
+    place = StagePlace(layout=layout, stage=index, replica=replica, group=group)
+    part = build_stage_model(model, FEATURES, config, stages, place)
+    runner = StageRunner(part, config, place)
     for step in range(NUM_STEPS):
         batch = draw_batch(FEATURES, STEP_ROWS, step)
         microbatches = [
@@ -315,20 +317,6 @@ def difference_of_parts(model: str, parts: list[dict[str, Any]], seed: int) -> f
     )
 
 
-def new_runner(
-    part: StageModel, layout: RankLayout, index: int, replica: int, group: dist.ProcessGroup | None
-) -> StageRunner:
-    return StageRunner(
-        list(part.layers.values()),
-        layout=layout,
-        stage=index,
-        replica=replica,
-        input_width=part.input_width,
-        output_width=part.output_width,
-        group=group,
-    )
-
-
 class SparseEmbedding(nn.Module):
     """A SlotEmbedding of slots with one value each as users of plain torch write it."""
 
@@ -359,8 +347,8 @@ def speed_over_plain(model: str, seed: int) -> SpeedOver:
         batch_size=SPEED_BATCH, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer="sgd"
     )
     num_layers = len(build_chain(model, SPEED_FEATURES, seed=seed))
-    part = build_stage_model(model, SPEED_FEATURES, config, [Stage(0, num_layers - 1, "cpu", 1)], 0, None)
-    runner = new_runner(part, RankLayout(((0,),)), 0, 0, None)
+    part = build_stage_model(model, SPEED_FEATURES, config, [Stage(0, num_layers - 1, "cpu", 1)])
+    runner = StageRunner(part, config)
 
     def engine_step(batch: ClickBatch) -> None:
         microbatch = MicroBatch(batch.num_rows, batch)

@@ -24,7 +24,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
@@ -128,14 +129,19 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
         seed=seed,
     )
     features = FeatureSpec(num_dense=13, slot_rows=(BUCKETS_PER_SLOT,) * 26)
-    model = build_stage_model(MODEL, features, config, stages, rank, None)
     layout = RankLayout(tuple((stage,) for stage in range(len(stages))))
+    place = StagePlace(layout=layout, stage=rank)
+    model = build_stage_model(MODEL, features, config, stages, place)
     batches = [draw_batch(features, np.random.default_rng([seed, index])) for index in range(4)]
     piped = {
-        mode: new_runner(model, layout, rank, connect_neighbours(layout, rank=rank), update_mode=mode)
+        mode: StageRunner(
+            model,
+            replace(config, update_mode=mode),
+            replace(place, neighbours=connect_neighbours(layout, rank=rank)),
+        )
         for mode in UPDATE_MODES
     }
-    lone = new_runner(model, layout, rank)
+    lone = StageRunner(model, config, place)
     unplug(lone, model)
 
     def measure(runner: StageRunner, num_microbatches: int) -> tuple[float, float]:
@@ -164,28 +170,6 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
             speeds[mode], speeds[f"core_s_{mode}"] = measure(runner, config.num_microbatches)
         rounds.append(speeds)
     return rounds[1:]
-
-
-def new_runner(
-    model: StageModel,
-    layout: RankLayout,
-    rank: int,
-    neighbours: Mapping[int, SharedNeighbour] | None = None,
-    *,
-    update_mode: str = "sync",
-) -> StageRunner:
-    """Return a runner over the layers of a stage that has one replica."""
-    return StageRunner(
-        list(model.layers.values()),
-        layout=layout,
-        stage=rank,
-        replica=0,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=None,
-        neighbours=neighbours,
-        delays_updates=update_mode == "delayed",
-    )
 
 
 class MadeUp:
@@ -270,19 +254,8 @@ def measure_reading(seed: int) -> dict[str, list[float]]:
 def new_loop(dataset: PreparedDataset, run: RunDirectory, seed: int) -> TrainingLoop:
     """Return the loop of a run with one worker."""
     config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=seed)
-    model = build_stage_model(MODEL, dataset.features, config, [Stage(0, NUM_LAYERS - 1, "cpu", 1)], 0, None)
-    return TrainingLoop(
-        runner=new_runner(model, RankLayout(((0,),)), 0),
-        model=model,
-        dataset=dataset,
-        config=config,
-        run=run,
-        group=None,
-        ids_group=None,
-        checkpoints=None,
-        metrics=None,
-        on_step=lambda step: None,
-    )
+    stages = [Stage(0, NUM_LAYERS - 1, "cpu", 1)]
+    return TrainingLoop.of(MODEL, dataset, config, stages, ALONE, run=run)
 
 
 def share_waiting(loop: TrainingLoop) -> float:

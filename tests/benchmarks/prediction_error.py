@@ -38,12 +38,9 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.pipeline.stage_place import join_stage, world_group
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
-from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from tests.worker_processes import run_in_processes
 
 REPLICAS = ((1,), (1, 1), (2,), (2, 1), (1, 2), (1, 1, 1), (2, 1, 2), (1, 1, 1, 1))
@@ -286,38 +283,8 @@ def new_loop(
     config = plan.config(seed)
     firsts = np.cumsum([0, *plan.replicas]).tolist()
     layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
-    groups = [dist.new_group(list(ranks)) for ranks in layout.ranks]
-    ids_groups = [dist.new_group(list(ranks)) for ranks in layout.ranks]
-    stage, replica = layout.position(rank)
-    is_alone = plan.replicas[stage] == 1
-    group = None if is_alone else groups[stage]
-    link = None
-    if group is not None:
-        link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
-    model = build_stage_model(plan.model, dataset.features, config, plan.stages, stage, group, link)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=layout,
-        stage=stage,
-        replica=replica,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=group,
-        link=link,
-        neighbours=connect_neighbours(layout, rank=rank),
-    )
-    return TrainingLoop(
-        runner=runner,
-        model=model,
-        dataset=dataset,
-        config=config,
-        run=clock.run,
-        group=group,
-        ids_group=ids_groups[stage] if group is not None and link is None else None,
-        checkpoints=None,
-        metrics=None,
-        on_step=clock,
-    )
+    place = join_stage(layout, rank, new_group=world_group)
+    return TrainingLoop.of(plan.model, dataset, config, plan.stages, place, run=clock.run, on_step=clock)
 
 
 def figure(name: str, value: float) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.sweep_memory import SweepCounts
 from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
 from tests.benchmarks.training_engine import LAST_LAYER, NUM_DENSE, NUM_SLOTS, make_features
@@ -55,8 +55,8 @@ class ZipfClicks:
 
     num_eval_rows = 0
 
-    def __init__(self, ids: Path, batch_size: int) -> None:
-        self._ids, self._batch_size = ids, batch_size
+    def __init__(self, ids: Path, batch_size: int, features: FeatureSpec) -> None:
+        self._ids, self._batch_size, self.features = ids, batch_size, features
         generator = torch.Generator().manual_seed(0)
         self._dense = torch.randn(batch_size, NUM_DENSE, generator=generator)
         self._labels = torch.randint(0, 2, (batch_size,), generator=generator).float()
@@ -113,36 +113,12 @@ def make_loop(
         embedding_memory_bytes=case.memory_bytes if case.kind == "swept" else None,
     )
     stages = [Stage(0, LAST_LAYER, "cpu", num_replicas)]
-    model = build_stage_model(
-        "ctrdnn",
-        make_features(case.num_rows),
-        config,
-        stages,
-        0,
-        group,
-        scratch=folder,
+    place = StagePlace(
+        layout=RankLayout((tuple(range(num_replicas)),)), replica=replica, group=group, ids_group=ids_group
     )
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=RankLayout((tuple(range(num_replicas)),)),
-        stage=0,
-        replica=replica,
-        input_width=0,
-        output_width=model.output_width,
-        group=group,
-    )
-    return TrainingLoop(
-        runner=runner,
-        model=model,
-        dataset=ZipfClicks(case.ids, batch_size),
-        config=config,
-        run=RunDirectory(str(folder)),
-        group=group,
-        ids_group=ids_group,
-        checkpoints=None,
-        metrics=None,
-        on_step=on_step,
-    )
+    dataset = ZipfClicks(case.ids, batch_size, make_features(case.num_rows))
+    run = RunDirectory(str(folder))
+    return TrainingLoop.of("ctrdnn", dataset, config, stages, place, run=run, scratch=folder, on_step=on_step)
 
 
 class EndedError(Exception):

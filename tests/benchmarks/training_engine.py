@@ -21,6 +21,7 @@ from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION, HIDDE
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
@@ -161,19 +162,9 @@ def _make_replica(
     if group is not None and shares_memory:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
         assert link is not None
-    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, 0, group, link)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=layout,
-        stage=0,
-        replica=replica,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=group,
-        precision=precision,
-        link=link,
-    )
-    return model, runner
+    place = StagePlace(layout=layout, replica=replica, group=group, link=link)
+    model = build_stage_model("ctrdnn", make_features(num_rows), config, stages, place)
+    return model, StageRunner(model, config, place)
 
 
 def _work(rank: int, port: int, end: Connection, num_rows: int, seed: int, shares_memory: bool) -> None:

@@ -82,7 +82,7 @@ def test_training_begins_with_its_weights_and_the_state_of_its_optimizers(tmp_pa
     features = ClickPredictor(EXPORTED).features
     config = TrainingConfig(batch_size=64, num_microbatches=1, num_epochs=1, seed=5)
     model = build_stage_model(
-        "tests.golden.champion.small_model:build", features, config, [Stage(0, 3, "cpu", 1)], 0, None
+        "tests.golden.champion.small_model:build", features, config, [Stage(0, 3, "cpu", 1)]
     )
 
     load_start_model(run, start, model, config=config)

@@ -18,7 +18,7 @@ from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.transport.rank_layout import RankLayout
+from tests.bare_stage import CONFIG, bare_stage
 from tests.contracts.own_models import OWN_MODELS
 from tests.heterps_core.training.reference import plain_model
 
@@ -124,9 +124,7 @@ def test_building_teaches_a_model_nothing(model):
 def test_a_row_is_predicted_alike_every_time_alone_and_among_others(model):
     batch = make_batch()
     chain = build_with_tables(model)
-    runner = StageRunner(
-        list(chain), layout=RankLayout(((0,),)), stage=0, replica=0, input_width=0, output_width=1, group=None
-    )
+    runner = StageRunner(bare_stage(list(chain)), CONFIG)
     list(runner.train_step([MicroBatch(batch.num_rows, batch)]))
 
     first, again = (runner.predict([MicroBatch(batch.num_rows, batch)]) for _ in range(2))

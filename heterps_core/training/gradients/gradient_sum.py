@@ -10,30 +10,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from heterps_core.compute_device import CPU
-from heterps_core.transport.shared_memory_link import Outbox, SharedMemoryLink
+from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.transport.shared_memory_link import Outbox
 
 
 class GradientSum:
     """Adds up what replicas have, in the same order on all of them, so that their parameters stay the same.
 
-    Args:
-        group: The replicas, for tensors on `device`; None for one. Sums travel beside what other groups exchange.
-        link: Between them where they sit on one machine.
+    Sums travel beside what other groups exchange.
     """
 
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        *,
-        group: ProcessGroup | None,
-        link: SharedMemoryLink | None,
-        device: torch.device = CPU,
-    ) -> None:
-        self._parameters = parameters
-        self._device = device
-        self._group = group
-        self._outbox: Outbox | None = None if link is None else link.new_outbox()
+    def __init__(self, parameters: Sequence[nn.Parameter], place: StagePlace) -> None:
+        self._parameters, self._device = parameters, place.device
+        self._group = place.sum_group or place.device_group
+        self._outbox: Outbox | None = None if place.link is None else place.link.new_outbox()
 
     def begin(self, gradients: Sequence[Tensor | None], losses: Sequence[Tensor]) -> PendingSum:
         """Begin to sum the gradients of a batch, one for each parameter, and its losses.

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from heterps_core.errors import TrainingError
 from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure, write_failure
 from heterps_core.training.node.host_memory import MemoryWatch, process_bytes
-from heterps_core.training.node.node_life import repeated
+from heterps_core.training.node.node_life import GENERATION_VARIABLE, repeated
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
 
@@ -81,28 +81,28 @@ class SignsOfLife:
     """A worker's signs of life, given from a thread; nothing is written to a disk, which may be full.
 
     SIGTERM is how a node ends the others after one has failed: it ends this process at once, whatever its main
-    thread does, and is noted as no failure of its own. Must be made in the main thread.
+    thread does, and is noted as no failure of its own.
 
     Args:
-        path: The node's file; None where no node looks.
-        slot: Local rank.
         rank: In the world.
         attempt: Number of the generation.
+        file: The node's, mapped; None where no node looks.
+        slot: Local rank.
     """
 
-    def __init__(self, path: str | None, *, slot: int, rank: int, attempt: int) -> None:
-        self._file = None if path is None else _map(Path(path))
-        self._first_byte = slot * _SIGN.size
+    def __init__(self, rank: int, attempt: int, file: mmap.mmap | None = None, *, slot: int = 0) -> None:
+        self.rank, self.attempt = rank, attempt
+        self._file, self._first_byte = file, slot * _SIGN.size
         self._sign = Sign(0, os.getpid(), rank, attempt, 0, State.WORKING)
         self._lock = threading.Lock()
-        if self._file is None:
-            return
+
+    def start(self) -> None:
+        """Give the first sign, and further ones from a thread until the process ends; called in the main thread."""
         self._give()
-        wakes, self._signalled = socket.socketpair()
-        wakes.setblocking(False)
-        self._wakes = wakes
+        self._wakes, self._signalled = socket.socketpair()
+        self._wakes.setblocking(False)
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
         self._signalled.settimeout(BEAT_INTERVAL_S)
         threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
 
@@ -127,6 +127,18 @@ class SignsOfLife:
             with self._lock:
                 self._sign = self._sign._replace(**changes, beat=self._sign.beat + 1)
                 _SIGN.pack_into(self._file, self._first_byte, *self._sign)
+
+
+def start_signs() -> SignsOfLife:
+    """Return the signs of life of this process, a worker as its environment says, and begin to give them."""
+    path, slot = os.environ.get(SIGNS_VARIABLE), int(os.environ["LOCAL_RANK"])
+    file = None if path is None else _map(Path(path))
+    signs = SignsOfLife(
+        int(os.environ["RANK"]), int(os.environ.get(GENERATION_VARIABLE, "1")), file, slot=slot
+    )
+    if file is not None:
+        signs.start()
+    return signs
 
 
 @dataclass

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from heterps_core.compute_device import CPU
@@ -26,7 +24,7 @@ from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
-from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +81,8 @@ def build_stage_model(
     features: FeatureSpec,
     config: TrainingConfig,
     stages: Sequence[Stage],
-    stage_index: int,
-    group: ProcessGroup | None,
-    link: SharedMemoryLink | None = None,
+    place: StagePlace = ALONE,
     *,
-    device: torch.device = CPU,
-    device_group: ProcessGroup | None = None,
     scratch: Path = Path(),
 ) -> StageModel:
     """Build the layers of one stage, and prepare this process for training them.
@@ -98,11 +92,7 @@ def build_stage_model(
         features: What the data has.
         config: Seed and optimizers.
         stages: All stages of the plan; they must cover the chain.
-        stage_index: The stage to build.
-        group: Its replicas; None for one.
-        link: Between them where they sit on one machine; swept rows and those of dynamic ids are sent nevertheless.
-        device: Where layers and tables are to be.
-        device_group: The replicas of `group`, for tensors on the device; by default `group`.
+        place: Of this replica; its link serves neither swept rows nor those of dynamic ids.
         scratch: Folder for rows that find no room in `config.embedding_memory_bytes`, where `config` names none.
 
     Raises:
@@ -114,30 +104,29 @@ def build_stage_model(
     row_optimizer = get_row_optimizer(config.embedding_optimizer)
     dense_optimizer = get_dense_optimizer(config.dense_optimizer)
     widths = output_widths(chain)
-    stage = stages[stage_index]
+    stage = stages[place.stage]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
-    if config.embedding_memory_bytes is not None or features.dynamic_ids is not None:
-        link = None
-    places = _cold_rows_places(dict(named), config, group, device=device, scratch=scratch)
+    shares_memory = config.embedding_memory_bytes is None and features.dynamic_ids is None
+    cold_places = _cold_rows_places(dict(named), config, place, scratch=scratch)
     for name, layer in named:
         if isinstance(layer, SlotEmbedding):
             tables[name] = layer.new_table(
                 name,
                 row_optimizer(l2=config.embedding_l2),
                 seed=config.seed,
-                group=group,
-                link=link,
-                device=device,
-                rows_group=device_group,
-                cold_rows=places.get(name),
+                group=place.group,
+                link=place.link if shares_memory else None,
+                device=place.device,
+                rows_group=place.device_group,
+                cold_rows=cold_places.get(name),
                 wire_dtype=getattr(torch, config.wire_dtype),
                 day=config.day_number,
             )
             layer.attach_table(tables[name])
     # Before there is an optimizer, whose state lies where the parameters are.
     for _, layer in named:
-        layer.to(device)
+        layer.to(place.device)
     parameters = [parameter for _, layer in named for parameter in layer.parameters()]
     return StageModel(
         layers=dict(named),
@@ -147,16 +136,15 @@ def build_stage_model(
         else None,
         input_width=widths[stage.first_layer - 1] if stage.first_layer else 0,
         output_width=widths[stage.last_layer],
-        device=device,
+        device=place.device,
     )
 
 
 def _cold_rows_places(
     layers: Mapping[str, nn.Module],
     config: TrainingConfig,
-    group: ProcessGroup | None,
+    place: StagePlace,
     *,
-    device: torch.device,
     scratch: Path,
 ) -> dict[str, ColdRowsPlace]:
     """Return for each table that is larger than the memory for it where its other rows are."""
@@ -168,17 +156,17 @@ def _cold_rows_places(
             f"tables with dynamic ids must be in memory, got embedding_memory_bytes {config.embedding_memory_bytes}; "
             f"leave that out, or dynamic_ids out of the schema"
         )
-    if device != CPU:
+    if place.device != CPU:
         raise ConfigurationError(
             f"embedding_memory_bytes is for tables in the host's memory, but those of {', '.join(embeddings)} lie on "
-            f"{device}; place these layers on a CPU, or leave embedding_memory_bytes out"
+            f"{place.device}; place these layers on a CPU, or leave embedding_memory_bytes out"
         )
     shards = {
         name: layer.shard_size(
             get_row_optimizer(config.embedding_optimizer),
             batch_size=config.batch_size,
-            num_shards=1 if group is None else dist.get_world_size(group),
-            shard=0 if group is None else dist.get_rank(group),
+            num_shards=place.num_replicas,
+            shard=place.replica,
         )
         for name, layer in embeddings.items()
     }

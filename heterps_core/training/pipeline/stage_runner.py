@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeAlias
@@ -27,26 +27,23 @@ from typing import NamedTuple, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
+from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
-from heterps_core.training.pipeline.shared_memory_boundary import (
-    ArrivingRows,
-    SharedMemoryBoundary,
-    SharedNeighbour,
-)
+from heterps_core.training.pipeline.shared_memory_boundary import ArrivingRows, SharedMemoryBoundary
 from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
 from heterps_core.training.pipeline.stage_exchange import RowSlice, batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
 from heterps_core.training.pipeline.stage_side import StageSide
-from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, LostWorkerError, RankLayout, lost_worker
-from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
 
@@ -96,74 +93,37 @@ class StageRunner:
     """Runs training steps and predictions of one replica.
 
     Args:
-        layers: The layers of the stage, in order; embeddings have their tables.
-        layout: Ranks of all stages.
-        stage, replica: Which one this is.
-        input_width: Width of the activation that enters the stage; 0 for the first.
-        output_width: Width of the activation that leaves it.
-        group: The replicas of this stage, for tensors on `device`.
-        precision: Name in `PRECISIONS`: in what dense layers multiply.
-        wire_dtype: Name in `WIRE_DTYPES`: in what activations and gradients cross between stages.
-        delays_updates: Let passes of the next batch run before a batch's update.
-        sum_group: The replicas of `group` again, for sums that travel beside the passes; by default `group`.
+        model: The layers of the stage; embeddings have their tables.
+        config: Says in what layers multiply, what crosses between stages, and when batches are updated.
+        place: Of this replica.
         warmup_per_stage: See `pipeline_schedule`; the same for all stages.
-        silence_limit_s: Longest wait for a message, from the second step on.
-        link: Between the replicas of this stage where they sit on one machine.
-        neighbours: Stages with which this replica shares memory; others get messages.
-        device: Where the layers are; batches must be there too.
     """
 
     def __init__(
         self,
-        layers: Sequence[nn.Module],
+        model: StageModel,
+        config: TrainingConfig,
+        place: StagePlace = ALONE,
         *,
-        layout: RankLayout,
-        stage: int,
-        replica: int,
-        input_width: int,
-        output_width: int,
-        group: ProcessGroup | None,
-        precision: str = "float32",
-        wire_dtype: str = "float32",
-        delays_updates: bool = False,
-        sum_group: ProcessGroup | None = None,
         warmup_per_stage: int = WARMUP_PER_STAGE,
-        silence_limit_s: float = SILENCE_LIMIT_S,
-        link: SharedMemoryLink | None = None,
-        neighbours: Mapping[int, SharedNeighbour] | None = None,
-        device: torch.device = CPU,
     ) -> None:
-        self.device = device
+        self.place, self._config, self._warmup_per_stage = place, config, warmup_per_stage
+        layers = list(model.layers.values())
         # Dropout and batch normalization work otherwise in training than in predictions.
         self._modules = nn.ModuleList(layers).train()
-        run_layers = partial(StageLayers, precision=precision, puts_off=layout.num_stages > 1)
+        run_layers = partial(StageLayers, precision=config.precision, puts_off=place.num_stages > 1)
         self._run_layers = run_layers(layers)
         self._delayed = None
         # A single worker has no other to wait for.
-        if delays_updates and (layout.num_stages > 1 or group is not None):
+        if config.update_mode == DELAYED and (place.num_stages > 1 or place.group is not None):
             self._delayed = DelayedLayers(layers, run_layers)
-        self.stage = stage
-        self.replica = replica
-        self.num_stages = layout.num_stages
-        self.num_replicas = len(layout.ranks[stage])
-        self.group = group
-        self.is_first = stage == 0
-        self.is_last = stage == layout.num_stages - 1
+        self.is_last = place.stage == place.num_stages - 1
         self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
-        self._gradient_sum = GradientSum(
-            self._parameters,
-            group=sum_group or group,
-            link=link,
-            device=device,
-        )
-        self._link = link
-        if link is not None:
-            link.silence_limit_s = FIRST_SILENCE_LIMIT_S
-        self._warmup_per_stage = warmup_per_stage
-        self._neighbours = neighbours or {}
-        self._wire_dtype: torch.dtype = getattr(torch, wire_dtype)
-        self._before = None if self.is_first else self._boundary(layout, stage - 1, input_width)
-        self._after = None if self.is_last else self._boundary(layout, stage + 1, output_width)
+        self._gradient_sum = GradientSum(self._parameters, place)
+        if place.link is not None:
+            place.link.silence_limit_s = FIRST_SILENCE_LIMIT_S
+        self._before = None if place.stage == 0 else self._boundary(place.stage - 1, model.input_width)
+        self._after = None if self.is_last else self._boundary(place.stage + 1, model.output_width)
         self._arriving: deque[Receiving | ArrivingRows] = deque()
         self._returning: deque[Receiving | ArrivingRows] = deque()
         self._is_drained = True
@@ -173,8 +133,6 @@ class StageRunner:
         self._sums: deque[PendingSum] = deque()
         """Of batches whose update is still to come."""
 
-        self._layout = layout
-        self._silence_limit_s = silence_limit_s
         self._slowest_step_s = 0.0
         self._is_warm = False
         self.trained_seconds = 0.0
@@ -186,19 +144,19 @@ class StageRunner:
     @property
     def silence_limit_s(self) -> float:
         """Longest wait for another worker that does equal work."""
-        return max(self._silence_limit_s, STEPS_OF_SILENCE * self._slowest_step_s)
+        return max(self.place.silence_limit_s, STEPS_OF_SILENCE * self._slowest_step_s)
 
     def lost_worker(self, rank: int, error: RuntimeError) -> LostWorkerError:
         """Return what to say where a message of another worker did not come; `error` is gloo's."""
-        return lost_worker(self._layout, rank, error, silence_limit_s=self.silence_limit_s)
+        return lost_worker(self.place.layout, rank, error, silence_limit_s=self.silence_limit_s)
 
     def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowSlice]]:
         """Return for each micro-batch of a batch its size and this replica's rows, relative to the batch."""
         return batch_slices(
             num_rows,
             num_microbatches=num_microbatches,
-            num_replicas=self.num_replicas,
-            replica=self.replica,
+            num_replicas=self.place.num_replicas,
+            replica=self.place.replica,
         )
 
     def train_step(
@@ -230,7 +188,7 @@ class StageRunner:
         passes = [(microbatch, run_layers, batch_size) for microbatch in microbatches]
         received = [*microbatches, *following[: self._warmup_per_stage]]
         if self._delayed is not None:
-            warmup = self._warmup_per_stage * (self.num_stages - 1 - self.stage)
+            warmup = self._warmup_per_stage * (self.place.num_stages - 1 - self.place.stage)
             num_next = min(warmup, len(microbatches), len(following))
             next_size = sum(microbatch.num_rows for microbatch in following)
             passes += [(microbatch, next_run_layers, next_size) for microbatch in following[:num_next]]
@@ -244,8 +202,8 @@ class StageRunner:
             pass
         order = one_forward_one_backward(
             num_microbatches=len(passes),
-            num_stages=self.num_stages,
-            stage=self.stage,
+            num_stages=self.place.num_stages,
+            stage=self.place.stage,
             warmup_per_stage=self._warmup_per_stage,
             most_ahead=len(microbatches),
         )
@@ -279,8 +237,8 @@ class StageRunner:
         self._slowest_step_s, self._is_warm = max(self._slowest_step_s, elapsed_s), True
         for boundary in self._boundaries:
             boundary.silence_limit_s = self.silence_limit_s
-        if self._link is not None:
-            self._link.silence_limit_s = self.silence_limit_s
+        if self.place.link is not None:
+            self.place.link.silence_limit_s = self.silence_limit_s
 
     def _run_forward(
         self,
@@ -345,24 +303,15 @@ class StageRunner:
         if self._modules.training != is_training:
             self._modules.train(is_training)
 
-    def _boundary(self, layout: RankLayout, neighbour: int, width: int) -> Boundary:
-        side = StageSide(layout=layout, stage=self.stage, replica=self.replica, neighbour=neighbour)
-        shared = self._neighbours.get(neighbour)
+    def _boundary(self, neighbour: int, width: int) -> Boundary:
+        place, dtype = self.place, getattr(torch, self._config.wire_dtype)
+        side = StageSide(layout=place.layout, stage=place.stage, replica=place.replica, neighbour=neighbour)
+        limit_s, shared = FIRST_SILENCE_LIMIT_S, place.neighbours.get(neighbour)
         if shared is not None:
             return SharedMemoryBoundary(
-                side,
-                width=width,
-                silence_limit_s=FIRST_SILENCE_LIMIT_S,
-                shared=shared,
-                dtype=self._wire_dtype,
+                side, width=width, silence_limit_s=limit_s, shared=shared, dtype=dtype
             )
-        return StageBoundary(
-            side,
-            width=width,
-            silence_limit_s=FIRST_SILENCE_LIMIT_S,
-            device=self.device,
-            dtype=self._wire_dtype,
-        )
+        return StageBoundary(side, width=width, silence_limit_s=limit_s, device=place.device, dtype=dtype)
 
     @property
     def sent_bytes(self) -> int:

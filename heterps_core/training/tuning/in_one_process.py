@@ -17,10 +17,9 @@ from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.gradients.finite_gradients import check_losses
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.loop import TrainingLoop, remaining_share
-from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_place import ALONE
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.rank_layout import RankLayout
 
 ROWS_PER_PREDICTION = 4096
 
@@ -48,44 +47,21 @@ def train_in_turns(
         TrainingError: A loss or a prediction is no finite number.
     """
     num_layers = len(build_chain(model, dataset.features, seed=config.seed))
-    part = build_stage_model(
-        model, dataset.features, config, [Stage(0, num_layers - 1, "cpu", 1)], 0, group=None
-    )
-    runner = StageRunner(
-        list(part.layers.values()),
-        layout=RankLayout(((0,),)),
-        stage=0,
-        replica=0,
-        input_width=part.input_width,
-        output_width=part.output_width,
-        group=None,
-        precision=config.precision,
-    )
-    loop = TrainingLoop(
-        runner=runner,
-        model=part,
-        dataset=dataset,
-        config=config,
-        run=RunDirectory(""),
-        group=None,
-        ids_group=None,
-        checkpoints=None,
-        metrics=None,
-        on_step=lambda step: None,
-    )
+    stages = [Stage(0, num_layers - 1, "cpu", 1)]
+    loop = TrainingLoop.of(model, dataset, config, stages, ALONE, run=RunDirectory(""))
     batches_per_epoch = dataset.num_batches(config.batch_size)
     num_steps = config.num_epochs * batches_per_epoch
     ends = {num_steps * turn // num_turns for turn in range(1, num_turns + 1)}
     cursor = TrainingCursor()
     while cursor.step < num_steps and not is_over():
         share = remaining_share(cursor.step, num_steps)
-        for losses in runner.train_step(loop.training_batch(cursor)):
+        for losses in loop.runner.train_step(loop.training_batch(cursor)):
             check_losses(losses, step=cursor.step + 1, config=config)
-            part.update_dense(config.dense_learning_rate * share)
-        part.update_rows(config.embedding_learning_rate * share)
+            loop.model.update_dense(config.dense_learning_rate * share)
+        loop.model.update_rows(config.embedding_learning_rate * share)
         cursor = cursor.after_batch(batches_per_epoch)
         if cursor.step in ends:
-            yield _quality(runner, dataset, *rated)
+            yield _quality(loop.runner, dataset, *rated)
 
 
 def _quality(runner: StageRunner, dataset: PreparedDataset, first: int, stop: int) -> ClickQuality:

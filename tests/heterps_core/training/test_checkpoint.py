@@ -16,7 +16,9 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.rank_layout import RankLayout
 from tests.checkpoints import save_checkpoint
 from tests.worker_processes import run_in_processes
 
@@ -28,9 +30,8 @@ def make_stage(optimizer: str, num_replicas: int, seed: int, device: torch.devic
         batch_size=8, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer=optimizer
     )
     group = dist.group.WORLD if num_replicas > 1 else None
-    return build_stage_model(
-        "ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], 0, group, device=device
-    )
+    place = StagePlace(layout=RankLayout((tuple(range(num_replicas)),)), group=group, device=device)
+    return build_stage_model("ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], place)
 
 
 def train_and_save(rank: int, optimizer: str, folder: str) -> dict[str, list[float]]:

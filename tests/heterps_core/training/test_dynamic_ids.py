@@ -233,7 +233,7 @@ def test_a_table_with_dynamic_ids_is_refused_on_disk_and_on_a_card(dataset):
     config = replace(CONFIG, embedding_memory_bytes=100_000)
 
     with pytest.raises(ConfigurationError, match="must be in memory, got embedding_memory_bytes 100000"):
-        build_stage_model(MODEL, dataset.features, config, ALONE, 0, None)
+        build_stage_model(MODEL, dataset.features, config, ALONE)
     with pytest.raises(
         ConfigurationError, match="must lie in the host's memory, but the plan has some on gpu-t4"
     ):

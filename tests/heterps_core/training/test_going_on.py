@@ -28,7 +28,6 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.one_step import train_one_step
@@ -146,17 +145,9 @@ def trained_without_a_break(folder: Path) -> tuple[dict[str, Tensor], dict[str, 
     job = ALONE.job(1, folder)
     config = job.config
     features = PreparedDataset.open(job.dataset).features
-    model = build_stage_model(job.model, features, config, job.stages, 0, None)
+    model = build_stage_model(job.model, features, config, job.stages)
     before = {name: tensor.clone() for name, tensor in tensors_of(model).items()}
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=RankLayout(((0,),)),
-        stage=0,
-        replica=0,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=None,
-    )
+    runner = StageRunner(model, config)
     for night in (1, 2):
         dataset = PreparedDataset.open(folder / f"prepared-{night}")
         num_steps = dataset.num_batches(BATCH_SIZE)

@@ -43,6 +43,7 @@ from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.training.test_layer_modes import make_job
@@ -62,7 +63,9 @@ def build(num_replicas: int, *, optimizer: str = "rowwise-adam") -> StageModel:
         batch_size=8, num_microbatches=1, num_epochs=1, seed=1, embedding_optimizer=optimizer
     )
     group = dist.group.WORLD if num_replicas > 1 else None
-    return build_stage_model("ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], 0, group)
+    return build_stage_model(
+        "ctrdnn", FEATURES, config, [Stage(0, 7, "cpu", num_replicas)], StagePlace(group=group)
+    )
 
 
 def train_step(model: StageModel, step: int, *, num_rows: int = LOOKUPS) -> None:
@@ -370,7 +373,7 @@ def final_tensors(job: TrainingJob, folder: Path) -> dict[str, Tensor]:
     """Read the last checkpoint into one process."""
     features = PreparedDataset.open(job.dataset).features
     stages = [Stage(0, job.stages[-1].last_layer, "cpu", 1)]
-    whole = build_stage_model(job.model, features, job.config, stages, 0, None)
+    whole = build_stage_model(job.model, features, job.config, stages)
     load_latest_checkpoint(RunDirectory(str(folder)), whole)
     return copied(whole)
 

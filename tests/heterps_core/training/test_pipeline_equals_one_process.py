@@ -5,6 +5,7 @@ With delayed updates, what one process learns that delays them alike.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +18,11 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import DELAYED, SYNC, TrainingConfig
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_device import join_by_nccl
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
@@ -175,33 +177,20 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
     neighbours = connect_neighbours(layout, rank=rank, group=everyone) if case.stages_share_memory else {}
     is_last = index == layout.num_stages - 1
     assert len(neighbours) == (int(index > 0) + int(not is_last) if case.stages_share_memory else 0)
-    stage_model = build_stage_model(
-        case.model,
-        FEATURES,
-        CONFIG,
-        case.stages,
-        index,
-        group,
-        link,
-        device=device,
-        device_group=device_group or group,
-    )
-    runner = StageRunner(
-        list(stage_model.layers.values()),
+    place = StagePlace(
         layout=layout,
         stage=index,
         replica=replica,
-        input_width=stage_model.input_width,
-        output_width=stage_model.output_width,
-        group=device_group or group,
-        precision=case.precision,
-        delays_updates=case.delays_updates,
+        device=device,
+        group=group,
+        cards_group=device_group,
         sum_group=sum_groups[index] if group is not None and device == CPU else None,
-        warmup_per_stage=case.warmup_per_stage,
         link=link,
         neighbours=neighbours,
-        device=device,
     )
+    stage_model = build_stage_model(case.model, FEATURES, CONFIG, case.stages, place)
+    config = replace(CONFIG, precision=case.precision, update_mode=DELAYED if case.delays_updates else SYNC)
+    runner = StageRunner(stage_model, config, place, warmup_per_stage=case.warmup_per_stage)
     return stage_model, runner
 
 

@@ -18,6 +18,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpoint
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.start_model import load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, file_sha256
 from heterps_core.training.storage.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
@@ -64,7 +65,7 @@ def answered(bucket, monkeypatch) -> Counter:
 def build(num_replicas: int) -> StageModel:
     group = dist.group.WORLD if num_replicas > 1 else None
     stages = [Stage(EMBEDDING, EMBEDDING, "cpu", num_replicas), Stage(EMBEDDING + 1, 7, "cpu", 1)]
-    return build_stage_model("ctrdnn", FEATURES, CONFIG, stages, 0, group)
+    return build_stage_model("ctrdnn", FEATURES, CONFIG, stages, StagePlace(group=group))
 
 
 def numbered(model: StageModel) -> StageModel:
@@ -129,7 +130,7 @@ def test_a_replica_reads_its_own_rows_of_a_checkpoint(bucket, answered, num_repl
 
 def export(folder: Path) -> StartModel:
     """Write a whole model with numbered rows in the files of an exported one."""
-    model = numbered(build_stage_model("ctrdnn", FEATURES, CONFIG, [Stage(0, 7, "cpu", 1)], 0, None))
+    model = numbered(build_stage_model("ctrdnn", FEATURES, CONFIG, [Stage(0, 7, "cpu", 1)]))
     folder.mkdir()
     save_file(weights_of(model), folder / WEIGHTS)
     save_file(row_optimizer_state(model) | dense_optimizer_state(model), folder / OPTIMIZER_STATE)

@@ -11,11 +11,13 @@ from torch import nn
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import (
     MicroBatch,
     StageRunner,
 )
 from heterps_core.transport.rank_layout import RankLayout
+from tests.bare_stage import CONFIG, bare_stage
 from tests.worker_processes import run_in_processes
 
 NUM_ROWS = 8
@@ -51,17 +53,10 @@ def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
     """Train all steps as one of two stages; return how many were trained."""
     layout = RankLayout(((0,), (1,)))
     layers: list[nn.Module] = [Start()] if rank == 0 else [Slow(), nn.Linear(4, 1)]
-    runner = StageRunner(
-        layers,
-        layout=layout,
-        stage=rank,
-        replica=0,
-        input_width=4 * rank,
-        output_width=4 - 3 * rank,
-        group=None,
-        silence_limit_s=LIMIT_S,
-        neighbours=connect_neighbours(layout, rank=rank, device=CPU) if is_in_shared_memory else None,
-    )
+    neighbours = connect_neighbours(layout, rank=rank, device=CPU) if is_in_shared_memory else {}
+    place = StagePlace(layout=layout, stage=rank, neighbours=neighbours, silence_limit_s=LIMIT_S)
+    stage = bare_stage(layers, input_width=4 * rank, output_width=4 - 3 * rank)
+    runner = StageRunner(stage, CONFIG, place)
     batch = ClickBatch(
         dense=torch.empty(NUM_ROWS, 0), ids=torch.empty(NUM_ROWS, 0), labels=torch.ones(NUM_ROWS)
     )

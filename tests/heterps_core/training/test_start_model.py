@@ -27,6 +27,7 @@ from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.start_model import begin, load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
@@ -43,7 +44,9 @@ WHOLE = (Stage(0, 2, "cpu", 1),)
 
 def build(job: TrainingJob, stages=WHOLE, stage: int = 0, group=None) -> StageModel:
     dataset = PreparedDataset.open(job.dataset)
-    return build_stage_model(job.model, dataset.features, job.config, stages, stage, group)
+    return build_stage_model(
+        job.model, dataset.features, job.config, stages, StagePlace(stage=stage, group=group)
+    )
 
 
 def make_start(folder: Path) -> StartModel:
@@ -385,7 +388,7 @@ def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported,
     run = RunDirectory(str(tmp_path))
     publish_start_model(run, make_start(exported), exported)
     config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0)
-    wider = build_stage_model("ctrdnn", dataset.features, config, (Stage(0, 7, "cpu", 1),), 0, None)
+    wider = build_stage_model("ctrdnn", dataset.features, config, (Stage(0, 7, "cpu", 1),))
 
     with pytest.raises(
         CheckpointError,

@@ -22,6 +22,7 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.reference import PlainEmbedding, plain_model
@@ -70,18 +71,10 @@ def train_part(rank: int, wire_dtype: str, shares_memory: bool) -> Learned:
         embedding_optimizer="sgd",
         wire_dtype=wire_dtype,
     )
-    model = build_stage_model("ctrdnn", FEATURES, config, STAGES, stage, group)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=LAYOUT,
-        stage=stage,
-        replica=replica,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=group,
-        wire_dtype=wire_dtype,
-        neighbours=connect_neighbours(LAYOUT, rank=rank) if shares_memory else {},
-    )
+    neighbours = connect_neighbours(LAYOUT, rank=rank) if shares_memory else {}
+    place = StagePlace(layout=LAYOUT, stage=stage, replica=replica, group=group, neighbours=neighbours)
+    model = build_stage_model("ctrdnn", FEATURES, config, STAGES, place)
+    runner = StageRunner(model, config, place)
     for step in range(NUM_STEPS):
         batch = make_batch(step)
         parts = [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch.distributed as dist
 
-from heterps_core.compute_device import CPU
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop, spread
+from heterps_core.training.node.worker_life import SignsOfLife
+from heterps_core.training.pipeline.stage_place import join_stage, world_group
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json
 from heterps_core.training.worker import Worker
@@ -18,29 +17,15 @@ from heterps_core.transport.rank_layout import RankLayout
 def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, TrainingLoop]:
     """Return a submitted job and the loop that a worker trains it by; all ranks call it together."""
     job = TrainingJob.from_json(read_signed_json(run, JOB))
-    os.environ["RANK"] = str(rank)
     counts = job.replicas_per_stage
     firsts = [sum(counts[:stage]) for stage in range(len(counts))]
     layout = RankLayout(
         tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
     )
-    groups, ids_groups = ([dist.new_group(list(members)) for members in layout.ranks] for _ in range(2))
-    checkpoint_group = dist.new_group()
-    worker = Worker(run)
-    worker.stage, worker.replica = layout.position(rank)
-    group = groups[worker.stage] if counts[worker.stage] > 1 else None
-    loop = worker._build_loop(
-        job,
-        layout,
-        device=CPU,
-        group=group,
-        device_group=group,
-        ids_group=None if group is None else ids_groups[worker.stage],
-        sum_group=None,
-        checkpoint_group=checkpoint_group,
-        link=None,
-    )
-    return job, loop
+    place = join_stage(layout, rank, new_group=world_group, is_on_one_node=False)
+    worker = Worker(run, SignsOfLife(rank, attempt=1))
+    worker.place = place.stage, place.replica
+    return job, worker.loop_of(job, place, dist.new_group())
 
 
 def predicted_rows(loop: TrainingLoop) -> list[int]:

@@ -124,7 +124,20 @@ def send_back(connection):
         connection.sendall(content)
 
 
-@pytest.mark.parametrize("behave", [send_nothing, send_garbage, send_back])
+def send_byte_by_byte(connection):
+    """Send the next byte of a proof whenever nothing has come for a while, as long as the store listens."""
+    connection.settimeout(0.1)
+    for num_sent in range(64):
+        connection.sendall(b"x")
+        with suppress(TimeoutError):
+            while connection.recv(64):
+                pass
+            assert num_sent < 32, "the limit is that of the whole proof, not of each byte"
+            return
+    raise AssertionError("the store waits for each byte")
+
+
+@pytest.mark.parametrize("behave", [send_nothing, send_garbage, send_back, send_byte_by_byte])
 def test_a_stranger_at_the_store_is_refused_and_the_members_meet(port, behave, monkeypatch):
     monkeypatch.setattr(rendezvous, "PROOF_LIMIT_S", 0.5)
     first = meet(port, is_host=True)

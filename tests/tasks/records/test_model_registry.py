@@ -32,7 +32,6 @@ from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
 from tasks.records import model_registry
 from tasks.running import run_lifecycle
@@ -58,16 +57,8 @@ def train_and_save(rank: int, dataset_folder: str, run_folder: str) -> list[floa
         stages=(Stage(0, 7, "cpu", 1),),
         config=TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0),
     )
-    model = build_stage_model(job.model, dataset.features, job.config, job.stages, 0, None)
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=RankLayout(((0,),)),
-        stage=0,
-        replica=0,
-        input_width=model.input_width,
-        output_width=model.output_width,
-        group=None,
-    )
+    model = build_stage_model(job.model, dataset.features, job.config, job.stages)
+    runner = StageRunner(model, job.config)
     for index in range(dataset.num_batches(BATCH_SIZE)):
         rows = dataset.batch_rows(0, index, batch_size=BATCH_SIZE, seed=0)
         batch = MicroBatch(BATCH_SIZE, dataset.batch(rows))

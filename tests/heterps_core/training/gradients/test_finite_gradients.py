@@ -11,7 +11,6 @@ from heterps_core.training.gradients.finite_gradients import check_gradients, ch
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.transport.rank_layout import RankLayout
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 CONFIG = TrainingConfig(batch_size=32, num_microbatches=2, num_epochs=1, seed=3)
@@ -20,19 +19,11 @@ NUM_LAYERS = 8
 
 @pytest.fixture
 def model() -> StageModel:
-    return build_stage_model("ctrdnn", FEATURES, CONFIG, [Stage(0, NUM_LAYERS - 1, "cpu", 1)], 0, None)
+    return build_stage_model("ctrdnn", FEATURES, CONFIG, [Stage(0, NUM_LAYERS - 1, "cpu", 1)])
 
 
 def train_and_check(model: StageModel) -> None:
-    runner = StageRunner(
-        list(model.layers.values()),
-        layout=RankLayout(((0,),)),
-        stage=0,
-        replica=0,
-        input_width=0,
-        output_width=1,
-        group=None,
-    )
+    runner = StageRunner(model, CONFIG)
     generator = torch.Generator().manual_seed(1)
     microbatches = [
         MicroBatch(

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.stage_layers import StageLayers
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
+from tests.bare_stage import CONFIG, bare_stage
 
 NUM_ROWS = 24
 
@@ -35,15 +37,8 @@ def linears(layers: list[nn.Module]) -> list[nn.Linear]:
 
 def make_runner(layers: list[nn.Module], entering: Tensor) -> StageRunner:
     """Return the last of two stages; what comes from the first is always there."""
-    runner = StageRunner(
-        layers,
-        layout=RankLayout(((0,), (1,))),
-        stage=1,
-        replica=0,
-        input_width=13,
-        output_width=1,
-        group=None,
-    )
+    place = StagePlace(layout=RankLayout(((0,), (1,))), stage=1)
+    runner = StageRunner(bare_stage(layers, input_width=13), CONFIG, place)
     runner._before = FirstStage(entering)  # type: ignore[assignment]
     return runner
 
@@ -172,9 +167,7 @@ def test_what_was_worked_out_before_stays_where_gradients_are_not_cleared():
 
 def test_a_stage_without_others_works_products_out_at_once():
     layers = make_layers()
-    runner = StageRunner(
-        layers, layout=RankLayout(((0,),)), stage=0, replica=0, input_width=13, output_width=1, group=None
-    )
+    runner = StageRunner(bare_stage(layers, input_width=13), CONFIG)
 
     runner._run_layers(make_batch(), torch.randn(NUM_ROWS, 13)).sum().backward()
 

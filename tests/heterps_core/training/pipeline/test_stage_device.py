@@ -29,6 +29,7 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_device import stage_device
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 
@@ -152,7 +153,7 @@ def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
     monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["cpu", OTHER.type])
     stages = [Stage(0, len(build_chain(model, FEATURES, seed=0)) - 1, "gpu", 1)]
     config = TrainingConfig(batch_size=8, num_microbatches=1, num_epochs=1, seed=0)
-    stage_model = build_stage_model(model, FEATURES, config, stages, 0, None, device=OTHER)
+    stage_model = build_stage_model(model, FEATURES, config, stages, StagePlace(device=OTHER))
     layers = StageLayers(list(stage_model.layers.values()), precision=precision)
     batch = ClickBatch(
         dense=torch.zeros(8, 13), ids=torch.zeros(8, 26, dtype=torch.int64), labels=torch.zeros(8)
@@ -186,7 +187,7 @@ def test_a_card_computes_every_model_in_bfloat16_near_what_the_host_does_in_floa
     )
     losses = []
     for device, precision in ((CPU, "float32"), (torch.device("cuda", 0), "bfloat16")):
-        stage_model = build_stage_model(model, FEATURES, config, stages, 0, None, device=device)
+        stage_model = build_stage_model(model, FEATURES, config, stages, StagePlace(device=device))
         layers = StageLayers(list(stage_model.layers.values()), precision=precision)
         logits = layers(batch.to(device), None).squeeze(1)
         loss = F.binary_cross_entropy_with_logits(logits, batch.labels.to(device))

@@ -1,0 +1,128 @@
+"""Where a worker stands in a plan, and what connects it with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
+from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
+from heterps_core.training.pipeline.stage_device import join_by_nccl
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, START_LIMIT_S, RankLayout
+from heterps_core.transport.shared_memory_link import SharedMemoryLink
+
+_START_LIMIT = timedelta(seconds=START_LIMIT_S)
+
+_GROUP_LIMIT = timedelta(seconds=SILENCE_LIMIT_S)
+"""Longest wait of one replica for the others of its stage; they do equal work."""
+
+_ONE_WORKER = RankLayout(((0,),))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagePlace:
+    """A replica of a stage; by default the only worker of a plan."""
+
+    layout: RankLayout = _ONE_WORKER
+    """Ranks of all stages."""
+
+    stage: int = 0
+    replica: int = 0
+    device: torch.device = CPU
+    """Computes the layers; batches must be there too."""
+
+    group: ProcessGroup | None = None
+    """The replicas of this stage, for messages on the host; None for one."""
+
+    cards_group: ProcessGroup | None = None
+    """The same replicas, for tensors on CUDA devices."""
+
+    ids_group: ProcessGroup | None = None
+    """The same replicas, for row indices of batches to come, whose messages travel beside those of a running step."""
+
+    sum_group: ProcessGroup | None = None
+    """The same replicas, for sums that travel beside the passes; by default `device_group`."""
+
+    link: SharedMemoryLink | None = None
+    """Between the replicas, on one machine."""
+
+    neighbours: Mapping[int, SharedNeighbour] = field(default_factory=dict)
+    """Stages with which this replica shares memory; others get messages."""
+
+    silence_limit_s: float = SILENCE_LIMIT_S
+    """Longest wait for a message, from the second step on."""
+
+    @property
+    def device_group(self) -> ProcessGroup | None:
+        """The replicas of this stage, for tensors on `device`."""
+        return self.cards_group or self.group
+
+    @property
+    def num_replicas(self) -> int:
+        """Of this stage."""
+        return len(self.layout.ranks[self.stage])
+
+    @property
+    def num_stages(self) -> int:
+        """Of the plan."""
+        return self.layout.num_stages
+
+
+ALONE = StagePlace()
+"""The only worker of a plan."""
+
+
+def join_stage(
+    layout: RankLayout,
+    rank: int,
+    *,
+    new_group: Callable[[Sequence[int], timedelta], ProcessGroup],
+    device: torch.device = CPU,
+    has_cards: bool = False,
+    is_on_one_node: bool = True,
+    silence_limit_s: float = SILENCE_LIMIT_S,
+) -> StagePlace:
+    """Connect a worker with the others of a plan; all processes of the world call it together.
+
+    Args:
+        new_group: Makes a group of ranks with a limit of time; every process makes every group, in the same order.
+        device: Computes this worker's stage.
+        has_cards: Some stage is planned for GPUs.
+        is_on_one_node: All replicas of this stage are on one node.
+        silence_limit_s: See `StagePlace`.
+    """
+    stage, replica = layout.position(rank)
+    group, ids_group, sum_group = (
+        [new_group(ranks, limit) for ranks in layout.ranks][stage]
+        for limit in (_GROUP_LIMIT, _START_LIMIT, _GROUP_LIMIT)
+    )
+    cards_group = join_by_nccl(layout, device, limit=_GROUP_LIMIT) if has_cards else None
+    has_others = len(layout.ranks[stage]) > 1
+    link = None
+    if has_others and is_on_one_node and device == CPU:
+        link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=START_LIMIT_S)
+    return StagePlace(
+        layout=layout,
+        stage=stage,
+        replica=replica,
+        device=device,
+        group=group if has_others else None,
+        cards_group=cards_group,
+        ids_group=ids_group if has_others else None,
+        sum_group=sum_group if has_others and device == CPU else None,
+        link=link,
+        neighbours=connect_neighbours(layout, rank=rank, device=device),
+        silence_limit_s=silence_limit_s,
+    )
+
+
+def world_group(ranks: Sequence[int], limit: timedelta) -> ProcessGroup:
+    """Return a new group of workers of one machine, which trust one another."""
+    group: ProcessGroup = dist.new_group(list(ranks), timeout=limit)
+    return group
