@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from heterps_core.errors import MalformedDocumentError
 
-SMALLEST_POSITIVE = 1e-18
+_SMALLEST_POSITIVE = 1e-18
 LARGEST_NUMBER = 1e18
 """Numbers outside these limits would overflow products of five of them; no real quantity comes near."""
 
@@ -18,7 +18,7 @@ Rule = Callable[[str, Any], Any]
 
 def within_limits(value: float) -> float:
     """Return the nearest number that may stand where a positive one is asked for."""
-    return min(max(value, SMALLEST_POSITIVE), LARGEST_NUMBER)
+    return min(max(value, _SMALLEST_POSITIVE), LARGEST_NUMBER)
 
 
 def shown(value: object) -> str:
@@ -27,14 +27,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def check_text(path: str, value: Any) -> Any:
+def _check_text(path: str, value: Any) -> Any:
     """Check that a value is a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise MalformedDocumentError(path, f"must be a text that is not empty, got {shown(value)}")
     return value
 
 
-def check_number(path: str, value: object) -> float:
+def _check_number(path: str, value: object) -> float:
     """Check that a value is a finite number within the limits, and return it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise MalformedDocumentError(path, f"must be a number, got {shown(value)}")
@@ -46,27 +46,29 @@ def check_number(path: str, value: object) -> float:
     return float(value)
 
 
-def check_not_negative(path: str, value: Any) -> Any:
+def _check_not_negative(path: str, value: Any) -> Any:
     """Check that a value is 0 or a positive number."""
-    number = check_number(path, value)
+    number = _check_number(path, value)
     if number < 0:
         raise MalformedDocumentError(path, f"must not be negative, got {shown(value)}")
-    if 0 < number < SMALLEST_POSITIVE:
-        raise MalformedDocumentError(path, f"must be 0 or at least {SMALLEST_POSITIVE:g}, got {shown(value)}")
+    if 0 < number < _SMALLEST_POSITIVE:
+        raise MalformedDocumentError(
+            path, f"must be 0 or at least {_SMALLEST_POSITIVE:g}, got {shown(value)}"
+        )
     return value
 
 
-def check_positive(path: str, value: Any) -> Any:
+def _check_positive(path: str, value: Any) -> Any:
     """Check that a value is a positive number."""
-    check_not_negative(path, value)
+    _check_not_negative(path, value)
     if value == 0:
         raise MalformedDocumentError(path, "must be positive, got 0")
     return value
 
 
-def check_fraction(path: str, value: Any) -> Any:
+def _check_fraction(path: str, value: Any) -> Any:
     """Check that a value lies in [0, 1]."""
-    if not 0 <= check_number(path, value) <= 1:
+    if not 0 <= _check_number(path, value) <= 1:
         raise MalformedDocumentError(path, f"must lie in [0, 1], got {shown(value)}")
     return value
 
@@ -75,7 +77,7 @@ def count(at_most: int = int(LARGEST_NUMBER)) -> Rule:
     """Return the rule that a value is a whole number in 1..at_most."""
 
     def check(path: str, value: Any) -> Any:
-        number = check_number(path, value)
+        number = _check_number(path, value)
         if number != int(number):
             raise MalformedDocumentError(path, f"must be a whole number, got {shown(value)}")
         if not 1 <= number <= at_most:
@@ -97,8 +99,8 @@ def sized(least: int, most: int, items: str, way_out: str = "") -> Rule:
     return check
 
 
-Text = Annotated[str, check_text]
+Text = Annotated[str, _check_text]
 Count = Annotated[int, count()]
-Positive = Annotated[float, check_positive]
-NotNegative = Annotated[float, check_not_negative]
-Fraction = Annotated[float, check_fraction]
+Positive = Annotated[float, _check_positive]
+NotNegative = Annotated[float, _check_not_negative]
+Fraction = Annotated[float, _check_fraction]

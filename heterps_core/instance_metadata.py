@@ -18,12 +18,12 @@ from typing import Literal
 from heterps_core.errors import ConfigurationError
 
 ENDPOINT_VARIABLE = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
-DEFAULT_ENDPOINT = "http://169.254.169.254"
+_DEFAULT_ENDPOINT = "http://169.254.169.254"
 
 TIMEOUT_S = 2.0
-TOKEN_LIFETIME_S = 21_600
+_TOKEN_LIFETIME_S = 21_600
 
-DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
+_DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 """AWS's own: true where nothing may ask the service."""
 
 _NOT_FOUND = 404
@@ -34,7 +34,7 @@ _SIOCGIFADDR = 0x8915
 
 def is_in_the_cloud() -> bool:
     """Tell whether this program runs on an EC2 instance, whose traffic to a bucket of its region is free."""
-    if os.environ.get(DISABLED_VARIABLE, "").lower() == "true":
+    if os.environ.get(_DISABLED_VARIABLE, "").lower() == "true":
         return False
     try:
         InstanceMetadata().instance_id()
@@ -58,7 +58,7 @@ class InstanceMetadata:
     """Asks the metadata service."""
 
     def __init__(self, endpoint: str | None = None) -> None:
-        self._endpoint = (endpoint or os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT).rstrip("/")
+        self._endpoint = (endpoint or os.environ.get(ENDPOINT_VARIABLE) or _DEFAULT_ENDPOINT).rstrip("/")
         # The service is on this machine's own link: a proxy from the environment cannot reach it.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -95,7 +95,7 @@ class InstanceMetadata:
     def _get(self, name: str) -> str | None:
         """Return a value as text, or None where the service has none."""
         token = self._answer(
-            "PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFETIME_S)}
+            "PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_LIFETIME_S)}
         )
         try:
             return self._answer("GET", f"meta-data/{name}", {"X-aws-ec2-metadata-token": token})

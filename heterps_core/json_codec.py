@@ -145,7 +145,7 @@ def check_fields(value: Any, path: str = "") -> None:
     _reader(kind)(path, value)
 
 
-def as_object(path: str, value: object) -> Mapping[str, Any]:
+def _as_object(path: str, value: object) -> Mapping[str, Any]:
     """Return a value that is a JSON object."""
     if not isinstance(value, dict | Mapping):
         raise MalformedDocumentError(path, f"must be a JSON object, got {shown(value)}")
@@ -201,7 +201,7 @@ def _read_tuple(readers: list[Rule], is_open: bool, path: str, value: Any) -> tu
 
 
 def _read_mapping(read_name: Rule, read: Rule, path: str, value: Any) -> dict[str, Any]:
-    items = as_object(path, value).items()
+    items = _as_object(path, value).items()
     return {read_name(path, name): read(f"{path}.{name}", item) for name, item in items}
 
 
@@ -212,7 +212,7 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
             read(prefix + field.name, getattr(value, field.name))
         return value
     form: JsonForm = getattr(kind, "json_form", _PLAIN_FORM)
-    document = as_object(path or form.what, value)
+    document = _as_object(path or form.what, value)
     if form.version is not None:
         version = member(document, path, form.version_name)
         if version != form.version or isinstance(version, bool):

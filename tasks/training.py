@@ -36,7 +36,7 @@ from tasks.running.start import Start
 LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
 
-LOG_INTERVAL_S = 5.0
+_LOG_INTERVAL_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None
         speed = progress.num_samples / progress.elapsed_s if progress.elapsed_s > 0 else 0.0
         text = f"{speed:,.0f} samples/s, {usd:.5f} USD"
         show_progress(progress.phase, num_done=progress.step, num_steps=progress.num_steps, text=text)
-        if time.monotonic() - logged_at_s >= LOG_INTERVAL_S:
+        if time.monotonic() - logged_at_s >= _LOG_INTERVAL_S:
             logged_at_s = time.monotonic()
             logger.info(
                 "%s: step %d of %d, %s, log-loss %.4f",

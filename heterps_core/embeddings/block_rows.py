@@ -26,7 +26,7 @@ NOTHING: InMemory = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True)
-class BlockChange:
+class _BlockChange:
     """What the windows of a visit make of a block."""
 
     staying: InMemory
@@ -45,7 +45,7 @@ class _Lists(ctypes.Structure):
     _fields_ = (("rows", POINTER(c_void_p)), ("lengths", POINTER(c_int64)), ("count", c_int64))
 
 
-def change_of(in_memory: InMemory, windows: Sequence[Rows], *, first: int, num_rows: int) -> BlockChange:
+def change_of(in_memory: InMemory, windows: Sequence[Rows], *, first: int, num_rows: int) -> _BlockChange:
     """Return which rows of a block stay, leave and come so that those of the windows are in memory.
 
     Args:
@@ -63,7 +63,7 @@ def change_of(in_memory: InMemory, windows: Sequence[Rows], *, first: int, num_r
         stays = is_wanted[rows]
         is_wanted[rows] = False
         coming = np.flatnonzero(is_wanted).astype(np.int32)
-        return BlockChange((rows[stays], slots[stays]), (rows[~stays], slots[~stays]), coming)
+        return _BlockChange((rows[stays], slots[stays]), (rows[~stays], slots[~stays]), coming)
     # One more: both are written before it is known which of them counts.
     made = [np.empty(len(rows) + 1, dtype=np.int32) for _ in range(4)]
     coming = np.empty(sum(map(len, windows)), dtype=np.int32)
@@ -81,7 +81,7 @@ def change_of(in_memory: InMemory, windows: Sequence[Rows], *, first: int, num_r
     )
     num_staying, num_leaving, num_coming = counts.tolist()
     staying, leaving = (made[0], made[1]), (made[2], made[3])
-    return BlockChange(
+    return _BlockChange(
         (staying[0][:num_staying], staying[1][:num_staying]),
         (leaving[0][:num_leaving], leaving[1][:num_leaving]),
         coming[:num_coming],

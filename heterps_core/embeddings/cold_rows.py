@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 BLOCK_BYTES = 4 * 1024**2
 """About what a block of a large shard has: sequential speed of a disk, and small beside the memory of a worker."""
 
-MIN_BLOCKS = 64
+_MIN_BLOCKS = 64
 """Of a small shard, so that the buffers of a sweep, some blocks, are small beside it."""
 
-ROWS_PER_PAGE = 1024
+_ROWS_PER_PAGE = 1024
 """So many records of float32 always fill whole pages of 4 KiB, as reads and writes past the page cache must."""
 
-TIMED_BLOCKS = 8
+_TIMED_BLOCKS = 8
 """Written to each of several disks and read again, to know which share of a sweep it keeps up with."""
 
 
@@ -134,7 +134,7 @@ class ColdRows:
             ) from error
 
     def _blocks_per_s(self, file: _ScratchFile, room: int) -> float:
-        buffer, num_timed = self.new_buffer(), min(TIMED_BLOCKS, room)
+        buffer, num_timed = self.new_buffer(), min(_TIMED_BLOCKS, room)
         started_s = time.perf_counter()
         for call in (os.pwritev, os.preadv):
             for block in range(num_timed):
@@ -203,8 +203,8 @@ def spread_blocks(num_blocks: int, *, speeds: Sequence[float], rooms: Sequence[i
 def rows_per_block(num_rows: int, width: int) -> int:
     """Return how many records of `width` float32 a block of a shard with so many rows has."""
     row_bytes = width * BYTES_PER_FLOAT32
-    block_bytes = min(BLOCK_BYTES, num_rows * row_bytes // MIN_BLOCKS)
-    return max(1, block_bytes // (ROWS_PER_PAGE * row_bytes)) * ROWS_PER_PAGE
+    block_bytes = min(BLOCK_BYTES, num_rows * row_bytes // _MIN_BLOCKS)
+    return max(1, block_bytes // (_ROWS_PER_PAGE * row_bytes)) * _ROWS_PER_PAGE
 
 
 def _go_past_page_cache(file: int) -> bool:

@@ -29,11 +29,11 @@ from heterps_core.embeddings.row_range import RowRange
 logger = logging.getLogger(__name__)
 
 HOME_VARIABLE = "HETERPS_HOME"
-SOURCES = tuple(
+_SOURCES = tuple(
     Path(__file__).with_name(name) for name in ("row_kernels.cpp", "row_lists.cpp", "id_kernels.cpp")
 )
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
-BUILD_TIMEOUT_S = 120
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_BUILD_TIMEOUT_S = 120
 
 
 class _Table(ctypes.Structure):
@@ -86,36 +86,25 @@ class RowKernels:
         self._changed.argtypes = (c_void_p, c_int64, c_void_p)
         self._gather.restype = self._pool.restype = self._changed.restype = c_int64
 
-    def gather(self, weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor) -> None:
+    def gather(self, weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:
         """Copy rows [B, S], int64, into columns [B, S * D], float32 or bfloat16, which may be of a wider tensor.
+
+        With bags the sums of their rows are written, [B, G * D].
 
         Raises:
             IndexError: A row is not in the table; what was written is undefined.
         """
         rows_BS = rows_BS.contiguous()
-        bad = self._gather(
+        bad = (self._gather if bags is None else self._pool)(
             byref(_table(weight_RD)),
             rows_BS.data_ptr(),
             *rows_BS.shape,
+            *(() if bags is None else (byref(_bags(bags)),)),
             out_BX.data_ptr(),
             out_BX.stride(0),
             out_BX.dtype is torch.bfloat16,
         )
         _check_range(bad, (rows_BS,), len(weight_RD))
-
-    def pool(self, weight_RD: Tensor, rows_BK: Tensor, out_BX: Tensor, bags: Bags) -> None:
-        """Sum the rows of each bag into columns [B, G * D]; else as `gather`."""
-        rows_BK = rows_BK.contiguous()
-        bad = self._pool(
-            byref(_table(weight_RD)),
-            rows_BK.data_ptr(),
-            *rows_BK.shape,
-            byref(_bags(bags)),
-            out_BX.data_ptr(),
-            out_BX.stride(0),
-            out_BX.dtype is torch.bfloat16,
-        )
-        _check_range(bad, (rows_BK,), len(weight_RD))
 
     def update(
         self,
@@ -203,19 +192,19 @@ def build(folder: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise FileNotFoundError("no C++ compiler (g++, clang++ or $CXX) was found")
-    sources = [source.read_bytes() for source in SOURCES]
-    identity = repr((sources, FLAGS, compiler, platform.machine(), _processor())).encode()
+    sources = [source.read_bytes() for source in _SOURCES]
+    identity = repr((sources, _FLAGS, compiler, platform.machine(), _processor())).encode()
     library = folder / f"row_kernels-{hashlib.sha256(identity).hexdigest()[:16]}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as own:
         built = Path(own) / library.name
         subprocess.run(
-            [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)],
+            [compiler, *_FLAGS, *map(str, _SOURCES), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,
-            timeout=BUILD_TIMEOUT_S,
+            timeout=_BUILD_TIMEOUT_S,
         )
         built.replace(library)
     return library

@@ -17,7 +17,7 @@ from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
 BATCHES_AHEAD = MOST_BATCHES - 1
 """Behind so many windows memory holds nothing of one any more."""
 
-LARGEST_ROW = 2**32 - 1
+_LARGEST_ROW = 2**32 - 1
 """No shard has it: 4 bytes in place of 8 for each row of a window."""
 
 
@@ -43,7 +43,7 @@ class RowWindow:
 
     def places(self, rows: Indices) -> npt.NDArray[np.intp]:
         """Return how many rows of the window come before each of some rows."""
-        return np.searchsorted(self.rows, np.minimum(rows, LARGEST_ROW).astype(np.uint32))
+        return np.searchsorted(self.rows, np.minimum(rows, _LARGEST_ROW).astype(np.uint32))
 
 
 class WindowPlan:

@@ -26,7 +26,7 @@ from heterps_core.embeddings.id_index import IdIndex, IdLayout
 from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
-from heterps_core.embeddings.row_range import initial_rows, rows_per_shard, shard_rows
+from heterps_core.embeddings.row_range import RowRange, initial_rows, rows_per_shard, shard_rows
 from heterps_core.transport.shared_memory import use_huge_pages
 
 
@@ -211,6 +211,18 @@ class ShardedTable:
         """Return those of the shard's tensors that are no state of the optimizer."""
         return {"weight": self.weight_RD, **({} if self.ids is None else self.ids.tensors())}
 
+    def whole_rows(self, piece_bytes: int) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
+        """Yield copies of all rows of the shard, some at a time, with their tensors as a checkpoint names them.
+
+        The table may be trained meanwhile; what is hashed and what is written are the same bytes.
+        """
+        tensors = self.tensors()
+        size = max(piece_bytes // sum(tensor[:1].nbytes for tensor in tensors.values()), 1)
+        for first in range(0, self.rows.num_rows, size):
+            part = {name: tensor[first : first + size].to(CPU, copy=True) for name, tensor in tensors.items()}
+            stop = min(first + size, self.rows.num_rows)
+            yield RowRange(self.rows.first + first, self.rows.first + stop), part
+
     def forget_changes(self) -> None:
         """Count changed rows from here on."""
         self._changed_R.zero_()
@@ -334,15 +346,12 @@ class ShardedTable:
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:
     """Copy rows [B, S] of a table, or the sums of bags, into columns [B, X], which may belong to a wider tensor."""
     kernels = kernels_for(weight_RD)
-    if bags is not None:
-        if kernels is None:
-            out_BX.copy_(bags.pool(weight_RD, rows_BS).flatten(1))
-        else:
-            kernels.pool(weight_RD, rows_BS, out_BX, bags)
-    elif kernels is None:
-        out_BX.copy_(weight_RD.index_select(0, rows_BS.reshape(-1)).view(out_BX.shape))
+    if kernels is not None:
+        kernels.gather(weight_RD, rows_BS, out_BX, bags)
+    elif bags is not None:
+        out_BX.copy_(bags.pool(weight_RD, rows_BS).flatten(1))
     else:
-        kernels.gather(weight_RD, rows_BS, out_BX)
+        out_BX.copy_(weight_RD.index_select(0, rows_BS.reshape(-1)).view(out_BX.shape))
 
 
 class _Lookup(torch.autograd.Function):

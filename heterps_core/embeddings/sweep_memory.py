@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 from heterps_core.embeddings.cold_rows import rows_per_block
@@ -30,7 +30,7 @@ MOST_BATCHES = 2 * NUM_PARTS
 """Whose rows are in memory at most where each window has one batch: those of `NUM_PARTS` + 1 windows, and in parts
 that were visited earlier those of windows before them."""
 
-BUFFERED_BLOCKS = 5
+_BUFFERED_BLOCKS = 5
 """A buffer of each thread with as much for what it copies, and one for checkpoints."""
 
 PARTS_OF_MEMORY = 32
@@ -52,10 +52,7 @@ class SweepCounts:
 
     def __add__(self, other: SweepCounts) -> SweepCounts:
         return SweepCounts(
-            rows_asked=self.rows_asked + other.rows_asked,
-            rows_fetched=self.rows_fetched + other.rows_fetched,
-            bytes_read=self.bytes_read + other.bytes_read,
-            bytes_written=self.bytes_written + other.bytes_written,
+            **{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         )
 
 
@@ -83,7 +80,7 @@ class ShardSize:
     @property
     def buffer_bytes(self) -> int:
         """Memory for blocks that are read and written."""
-        return BUFFERED_BLOCKS * rows_per_block(self.num_rows, self.width) * self.row_bytes
+        return _BUFFERED_BLOCKS * rows_per_block(self.num_rows, self.width) * self.row_bytes
 
     @property
     def fixed_bytes(self) -> int:

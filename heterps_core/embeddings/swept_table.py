@@ -149,6 +149,10 @@ class SweptTable(ShardedTable):
         for part in range(NUM_PARTS):
             self.visit(part, [], writes=writes)
 
+    def whole_rows(self, piece_bytes: int) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
+        """Yield all rows of the shard, as many at a time as `row_blocks`."""
+        return self.row_blocks()
+
     def row_blocks(self, *, writes: bool = False) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
         """Yield all rows of the shard as they are, some at a time, with their tensors as a checkpoint names them.
 

@@ -11,8 +11,8 @@ from heterps_core.errors import ConfigurationError
 CTR_MODELS: dict[str, str] = {
     "ctrdnn": "heterps_core.models.architectures.ctr_dnn:build",
     "ctrdnn-16": "heterps_core.models.architectures.ctr_dnn:build_16_layers",
-    "matchnet": "heterps_core.models.architectures.matchnet:build",
-    "2emb": "heterps_core.models.architectures.two_emb:build",
+    "matchnet": "heterps_core.models.architectures.matchnet:MatchNet",
+    "2emb": "heterps_core.models.architectures.two_emb:TwoEmb",
     "nce": "heterps_core.models.architectures.nce:build",
     "lr": "heterps_core.models.architectures.parts:Wide",
     "wide-deep": "heterps_core.models.architectures.wide_deep:WideDeep",

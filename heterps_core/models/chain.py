@@ -24,7 +24,7 @@ from heterps_core.models.module_line import chain_of
 from heterps_core.models.row_dropout import with_row_dropout
 from heterps_core.models.slot_embedding import SlotEmbedding
 
-ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Module]
+_ModelBuilder: TypeAlias = Callable[[FeatureSpec], nn.Module]
 """Builds the model for given features. It, or the last layer of a Sequential, returns logits [B, labels]."""
 
 _RESHAPES = (
@@ -57,7 +57,7 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
     Raises:
         UnknownNameError: The name is in no registry and has no colon.
         ConfigurationError: The import path cannot be imported, or what it builds cannot be trained; see
-            `checked_chain` and `chain_of`.
+            `_checked_chain` and `chain_of`.
     """
     builder = load_builder(model)
     with torch.random.fork_rng(devices=[]):
@@ -74,10 +74,10 @@ def build_chain(model: str, features: FeatureSpec, *, seed: int) -> nn.Sequentia
         chain = with_row_dropout(module) if isinstance(module, nn.Module) else module
         if isinstance(chain, nn.Module) and not isinstance(chain, nn.Sequential):
             chain = chain_of(model, chain)
-    return checked_chain(model, chain, features)
+    return _checked_chain(model, chain, features)
 
 
-def load_builder(model: str) -> ModelBuilder:
+def load_builder(model: str) -> _ModelBuilder:
     """Return the function that builds a model.
 
     Raises:
@@ -108,7 +108,7 @@ def load_builder(model: str) -> ModelBuilder:
     return partial(builder, **sizes)
 
 
-def checked_chain(model: str, chain: object, features: FeatureSpec) -> nn.Sequential:
+def _checked_chain(model: str, chain: object, features: FeatureSpec) -> nn.Sequential:
     """Return a chain that can be trained, as one forward pass over two synthetic rows shows.
 
     Layers run in evaluation mode, so that they learn nothing from these rows; the chain is left in training mode.

@@ -22,7 +22,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 
 _COMPUTES = ("call_function", "call_method", "call_module")
 
-ROW_COUNTS = (2, 3)
+_ROW_COUNTS = (2, 3)
 """Synthetic rows of two runs: a size that follows them is the number of rows."""
 
 
@@ -54,7 +54,7 @@ class _Line:
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph) -> None:
         self._model, self._module = model, module
         module.eval()
-        probes = [Probe(model, module, graph, num_rows=num_rows) for num_rows in ROW_COUNTS]
+        probes = [Probe(model, module, graph, num_rows=num_rows) for num_rows in _ROW_COUNTS]
         for probe in probes:
             probe.run(None)
         module.train()
@@ -139,7 +139,7 @@ class _Line:
             if (
                 len(tensors) < len(values)
                 or any(tensor.dtype is not torch.float32 for tensor in tensors)
-                or [tensor.shape[:1] for tensor in tensors] != [(num_rows,) for num_rows in ROW_COUNTS]
+                or [tensor.shape[:1] for tensor in tensors] != [(num_rows,) for num_rows in _ROW_COUNTS]
                 or tensors[0].shape[1:] != tensors[1].shape[1:]
             ):
                 return f"{node.name} is no float32 tensor with a row for each row of the batch"
@@ -169,7 +169,7 @@ class _Line:
     def _is_heavy(self, node: fx.Node) -> bool:
         """Tell whether an operation is a module or multiplies by parameters; to add a bias is neither."""
         return node.op == "call_module" or any(
-            needed.op == "get_attr" and needed_value(self._module, str(needed.target)).ndim > 1
+            needed.op == "get_attr" and _needed_value(self._module, str(needed.target)).ndim > 1
             for needed in node.all_input_nodes
         )
 
@@ -191,7 +191,7 @@ class _Line:
                 held = {f"{node.target}.{name}": value for name, value in held.items()}
             for needed in node.all_input_nodes:
                 if needed.op == "get_attr":
-                    held[str(needed.target)] = needed_value(self._module, str(needed.target))
+                    held[str(needed.target)] = _needed_value(self._module, str(needed.target))
             for name, value in held.items():
                 uses.setdefault(id(value), []).append((position, name))
         for places in uses.values():
@@ -200,7 +200,7 @@ class _Line:
                 yield first, last, f"{name} is used on both sides"
 
 
-def needed_value(module: nn.Module, path: str) -> Tensor:
+def _needed_value(module: nn.Module, path: str) -> Tensor:
     """Return a parameter, buffer or constant of a module."""
     holder, _, name = path.rpartition(".")
     value = getattr(module.get_submodule(holder), name)

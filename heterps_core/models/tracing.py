@@ -22,11 +22,11 @@ from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.units import BYTES_PER_FLOAT32
 
-TRACED_ROWS = 8
+_TRACED_ROWS = 8
 
-OWN_NAMESPACES = ("aten", "prim", "prims")
+_OWN_NAMESPACES = ("aten", "prim", "prims")
 
-WITHOUT_FORMULA = (
+_WITHOUT_FORMULA = (
     "_cdist",
     "_fft",
     "_linalg",
@@ -44,7 +44,7 @@ WITHOUT_FORMULA = (
 """Torch's own operations that do more than move their tensors, and that its counter does not know."""
 
 BYTES_PER_ROW_NUMBER = 8
-BYTES_PER_DYNAMIC_ID = 16
+_BYTES_PER_DYNAMIC_ID = 16
 """Its key, how often it was seen, and on which day."""
 
 
@@ -59,7 +59,7 @@ def _recurrent_backward_flops(*shapes: Any, **named: Any) -> int:
     return 2 * _recurrent_flops(*shapes, **named)
 
 
-FORMULAS = {
+_FORMULAS = {
     torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
 }
@@ -98,7 +98,7 @@ def output_widths(chain: nn.Sequential) -> list[int]:
         else:
             was_training = module.training
             with torch.no_grad():
-                shape = tuple(module.eval()(torch.zeros(TRACED_ROWS, *shape)).shape[1:])
+                shape = tuple(module.eval()(torch.zeros(_TRACED_ROWS, *shape)).shape[1:])
             module.train(was_training)
         widths.append(math.prod(shape))
     return widths
@@ -115,7 +115,7 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
         optimizer_state_bytes=module.num_rows
         * (
             row_optimizer.state_bytes_per_row(module.dimension)
-            + BYTES_PER_DYNAMIC_ID * (module.ids is not None)
+            + _BYTES_PER_DYNAMIC_ID * (module.ids is not None)
         ),
         input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_ids * BYTES_PER_ROW_NUMBER,
         output_bytes_per_sample=module.output_width * BYTES_PER_FLOAT32,
@@ -158,13 +158,13 @@ class _Work(NamedTuple):
 
 def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
     """Run a module forward and backward on zeros; its state and the random numbers stay as they were."""
-    counter, operations = FlopCounterMode(display=False, custom_mapping=FORMULAS), _Operations()
+    counter, operations = FlopCounterMode(display=False, custom_mapping=_FORMULAS), _Operations()
     before = {child: _plain_attributes(child) for child in module.modules()}
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     unfused = sdpa_kernel(SDPBackend.MATH)
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, counter, operations:
         module.train()
-        entering = torch.zeros(TRACED_ROWS, *input_shape, requires_grad=True)
+        entering = torch.zeros(_TRACED_ROWS, *input_shape, requires_grad=True)
         # A copy, so that a layer may work in place.
         leaving: Tensor = module(entering.clone())
         forward_flops = counter.get_total_flops()
@@ -182,8 +182,8 @@ def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
     uncounted = operations.uncounted | (functions if forward_flops == 0 else set())
     return _Work(
         output_shape=tuple(leaving.shape[1:]),
-        forward_flops=forward_flops / TRACED_ROWS,
-        backward_flops=(counter.get_total_flops() - forward_flops) / TRACED_ROWS,
+        forward_flops=forward_flops / _TRACED_ROWS,
+        backward_flops=(counter.get_total_flops() - forward_flops) / _TRACED_ROWS,
         uncounted=tuple(sorted(uncounted)),
     )
 
@@ -202,9 +202,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
-        is_known = func.overloadpacket in flop_registry or func.overloadpacket in FORMULAS
+        is_known = func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
         is_known = is_known or torch.Tag.reduction in func.tags
-        if not is_known and (namespace not in OWN_NAMESPACES or name.startswith(WITHOUT_FORMULA)):
+        if not is_known and (namespace not in _OWN_NAMESPACES or name.startswith(_WITHOUT_FORMULA)):
             self.uncounted.add(f"{namespace}::{name.partition('.')[0]}")
         return func(*args, **(kwargs or {}))
 

@@ -38,8 +38,8 @@ NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
 All but the last are counted by a test. Layers of other kinds differ; theirs are assumed.
 """
 
-FULLY_CONNECTED_BACKWARD_PRODUCTS = 2
-ADAM_PASSES = 7
+_FULLY_CONNECTED_BACKWARD_PRODUCTS = 2
+_ADAM_PASSES = 7
 """A fused Adam reads weight, gradient and two moments, and writes weight and moments."""
 
 
@@ -92,7 +92,7 @@ def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
         ),
         "update": Work(
             flops=0.0,
-            num_bytes=4 * looked_up if layer.is_sharded else ADAM_PASSES * dense_bytes,
+            num_bytes=4 * looked_up if layer.is_sharded else _ADAM_PASSES * dense_bytes,
             num_operations=operations["update"] if layer.is_sharded or dense_bytes else 0,
         ),
     }
@@ -101,7 +101,7 @@ def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
 def _backward_flops(layer: Layer, *, batch_size: int) -> float:
     if layer.backward_flops_per_sample is not None:
         return batch_size * layer.backward_flops_per_sample
-    return FULLY_CONNECTED_BACKWARD_PRODUCTS * batch_size * layer.forward_flops_per_sample
+    return _FULLY_CONNECTED_BACKWARD_PRODUCTS * batch_size * layer.forward_flops_per_sample
 
 
 def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind, str], float]:

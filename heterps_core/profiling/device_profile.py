@@ -16,8 +16,9 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling import VALID_FOR
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey
+from heterps_core.profiling.profile_cache import ProfileCache, device_profile_name
 
 FOLDER = "rented"
 
@@ -100,10 +101,13 @@ class DeviceProfileCache:
 
         Its data set does not matter, nor its market.
         """
-        key = ProfileKey.of_device_type(
-            without_dataset(request), graph, device_type=hardware_name(device_type)
+        name = device_profile_name(
+            without_dataset(request),
+            graph,
+            device_type=hardware_name(device_type),
+            software=software_versions(),
         )
-        found = self._cache.get(key)
+        found = self._cache.get(name)
         return found if found is not None and found.is_valid(now) else None
 
     def keep(self, request: ProfileRequest, graph: ModelGraph, measured: DeviceProfile) -> None:
@@ -123,10 +127,10 @@ class DeviceProfileCache:
                 f"a machine must measure what it was asked for, {graph.name!r} with {request.batch_size} rows, but "
                 f"{measured.instance_type} measured {profile.model!r} with {profile.batch_size}"
             )
-        key = ProfileKey.of_device_type(
+        name = device_profile_name(
             without_dataset(request), graph, device_type=measured.device_type, software=profile.software
         )
-        self._cache.keep(key, measured)
+        self._cache.keep(name, measured)
 
 
 def without_dataset(request: ProfileRequest) -> ProfileRequest:

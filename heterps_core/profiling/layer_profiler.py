@@ -47,7 +47,7 @@ from heterps_core.units import BYTES_PER_FLOAT32
 LEARNING_RATE = 1e-6
 """Synthetic gradients must not drive the parameters anywhere; the time of an update does not depend on it."""
 
-MACHINE_SPEED_BUDGET_S = 0.4
+_MACHINE_SPEED_BUDGET_S = 0.4
 
 PROFILED_TABLE_BYTES = 512 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the
@@ -55,7 +55,7 @@ size of the table. Five times the largest last cache of the CPU types that are s
 caches as those of larger tables do. The same look-ups over 2 GB took 8 % longer than over 0.5 GB (more misses of
 page translations), over 0.2 GB 4 % less (2 shared AMD cores, 32 MiB last cache, 2026-11-26)."""
 
-LEAST_PROFILED_ROWS = 1_024
+_LEAST_PROFILED_ROWS = 1_024
 """Of each column: a model whose own tables are larger than the bound is measured with these."""
 
 
@@ -87,7 +87,7 @@ def measure(request: ProfileRequest) -> LayerProfile:
         chain.to(device)
         tables = _attach_tables(request, chain, device)
         links = measure_links(store, rank=0)
-    speed = measure_machine_speed(budget_s=MACHINE_SPEED_BUDGET_S, device=device)
+    speed = measure_machine_speed(budget_s=_MACHINE_SPEED_BUDGET_S, device=device)
     half_batch_size = request.batch_size // 2
     whole = _bench_layers(request, chain, tables, whole_batches)
     half_batches = [batch.rows(0, half_batch_size) for batch in whole_batches]
@@ -310,7 +310,7 @@ def _bounded_chain(request: ProfileRequest) -> tuple[FeatureSpec, nn.Sequential]
             for layer in chain
             if isinstance(layer, SlotEmbedding)
         )
-        if num_bytes <= PROFILED_TABLE_BYTES or most_rows <= LEAST_PROFILED_ROWS:
+        if num_bytes <= PROFILED_TABLE_BYTES or most_rows <= _LEAST_PROFILED_ROWS:
             return features, chain
         most_rows = most_rows * 3 // 4
         features = with_fewer_rows(features, most_rows)

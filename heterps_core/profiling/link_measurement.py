@@ -24,14 +24,14 @@ from heterps_core.profiling.layer_profile import Link, MachineSpeed
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 
-MATRIX_SIZE = {"cpu": 768, "cuda": 8192}
+_MATRIX_SIZE = {"cpu": 768, "cuda": 8192}
 """Large enough that a product runs at the rate of much larger ones, small enough for 10 ms on one core, and for a
 tenth of a second on the slowest cards."""
 
 COPIED_FLOATS = {"cpu": 1 << 24, "cuda": 1 << 26}
 """64 MiB, beyond the last cache of the machines at hand; 256 MiB on a card, whose cache may hold 64."""
 
-TINY_OPERATIONS = 100
+_TINY_OPERATIONS = 100
 """Timed together, because one is near the resolution of the clock."""
 
 SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
@@ -49,14 +49,14 @@ _SECOND_PROCESS_EXIT_S = 10.0
 
 def measure_machine_speed(*, budget_s: float, device: torch.device = CPU) -> MachineSpeed:
     """Measure matrix products, copies and tiny operations on a device, with the threads that torch is set to."""
-    size, num_copied = MATRIX_SIZE[device.type], COPIED_FLOATS[device.type]
+    size, num_copied = _MATRIX_SIZE[device.type], COPIED_FLOATS[device.type]
     left, right, product = (torch.rand(size, size, device=device) for _ in range(3))
     original = torch.rand(num_copied, device=device)
     copy = torch.empty_like(original)
     tiny = torch.ones(1, requires_grad=True, device=device)
 
     def run_tiny_operations() -> None:
-        for _ in range(TINY_OPERATIONS):
+        for _ in range(_TINY_OPERATIONS):
             torch.relu(tiny)
 
     timings = time_phases(
@@ -74,7 +74,7 @@ def measure_machine_speed(*, budget_s: float, device: torch.device = CPU) -> Mac
         memory_bandwidth_bytes_per_s=(
             2 * BYTES_PER_FLOAT32 * num_copied / timings["copy"].median_ms * MS_PER_S
         ),
-        kernel_launch_seconds=timings["tiny"].median_ms / MS_PER_S / TINY_OPERATIONS,
+        kernel_launch_seconds=timings["tiny"].median_ms / MS_PER_S / _TINY_OPERATIONS,
     )
 
 

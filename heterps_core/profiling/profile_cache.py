@@ -1,6 +1,7 @@
 """Profiles of a model for each device type: this machine's measured or from the cache, the others' estimated.
 
-All that a profile depends on is in its key. A file that cannot be read counts as missing, and stops no run.
+The name of a file has all that its profile depends on. A file that cannot be read counts as missing, and stops no
+run.
 """
 
 from __future__ import annotations
@@ -8,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
@@ -20,7 +20,7 @@ from heterps_core.json_file import replace_json
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
-from heterps_core.profiling.machine import Machine, software_versions, this_machine
+from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
     measure_in_fresh_process,
@@ -31,65 +31,48 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept", bound=JsonDocument)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileKey:
-    """All that a profile depends on."""
+def _profile_name(
+    request: ProfileRequest,
+    graph: ModelGraph,
+    *,
+    device_type: str,
+    hardware_fingerprint: str,
+    software: Mapping[str, str],
+) -> str:
+    """Return the name of the file of a profile; it differs wherever the profile depends on another value."""
+    values: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "graph_fingerprint": graph.fingerprint(),
+        "hardware_fingerprint": hardware_fingerprint,
+        "device_type": device_type,
+        "software": dict(software),
+        "batch_size": request.batch_size,
+        "num_threads": request.num_threads,
+        "ids_source": request.ids_source,
+        "optimizers": (request.dense_optimizer, request.embedding_optimizer),
+    }
+    if request.precision != "float32":
+        # Earlier versions had no choice; their rented measurements are found again.
+        values["precision"] = request.precision
+    text = json.dumps(values, sort_keys=True)
+    return f"{device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
-    graph_fingerprint: str
-    hardware_fingerprint: str
-    device_type: str
-    software: Mapping[str, str]
-    batch_size: int
-    num_threads: int
-    ids_source: str
-    optimizers: tuple[str, str]
-    precision: str
 
-    @classmethod
-    def of(
-        cls, request: ProfileRequest, graph: ModelGraph, machine: Machine | None, *, device_type: str
-    ) -> ProfileKey:
-        """Return the key of what a request would measure on a machine, or on any of a device type."""
-        return cls(
-            graph_fingerprint=graph.fingerprint(),
-            hardware_fingerprint=machine.fingerprint() if machine else device_type,
-            device_type=device_type,
-            software=software_versions(),
-            batch_size=request.batch_size,
-            num_threads=request.num_threads,
-            ids_source=request.ids_source,
-            optimizers=(request.dense_optimizer, request.embedding_optimizer),
-            precision=request.precision,
-        )
+def device_profile_name(
+    request: ProfileRequest, graph: ModelGraph, *, device_type: str, software: Mapping[str, str]
+) -> str:
+    """Return the name for any machine of a device type, and tables of any size.
 
-    @classmethod
-    def of_device_type(
-        cls,
-        request: ProfileRequest,
-        graph: ModelGraph,
-        *,
-        device_type: str,
-        software: Mapping[str, str] | None = None,
-    ) -> ProfileKey:
-        """Return the key of what a request measures on any machine of a device type, with tables of any size.
-
-        Tables grow every night, and a look-up takes as long. `software` None: what is installed here.
-        """
-        key = cls.of(request, graph.without_table_sizes(), None, device_type=device_type)
-        versions = software or key.software
-        # Builds of the same version for other hardware ("2.13.0+cpu") run the same code.
-        return replace(
-            key, software={name: versions[name].partition("+")[0] for name in ("heterps", "torch")}
-        )
-
-    def file_name(self) -> str:
-        """Return a name that differs wherever the key does."""
-        values = asdict(self)
-        if self.precision == "float32":
-            # As it was before there was a choice, so that rented measurements are found again.
-            del values["precision"]
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **values}, sort_keys=True)
-        return f"{self.device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    Tables grow every night, and a look-up takes as long. Builds of the same version for other hardware ("2.13.0+cpu")
+    run the same code.
+    """
+    return _profile_name(
+        request,
+        graph.without_table_sizes(),
+        device_type=device_type,
+        hardware_fingerprint=device_type,
+        software={name: software[name].partition("+")[0] for name in ("heterps", "torch")},
+    )
 
 
 class ProfileCache(Generic[Kept]):
@@ -102,19 +85,11 @@ class ProfileCache(Generic[Kept]):
         self._directory = directory
         self._kind = kind
 
-    def get_or_measure(self, key: ProfileKey, measure: Callable[[], Kept]) -> Kept:
-        """Return the profile of a key; measure and keep it where there is none that can be read."""
-        found = self.get(key)
-        if found is None:
-            found = measure()
-            self.keep(key, found)
-        return found
-
-    def get(self, key: ProfileKey) -> Kept | None:
-        """Return the profile of a key, or None where there is none that can be read."""
+    def get(self, name: str) -> Kept | None:
+        """Return the profile of a name, or None where there is none that can be read."""
         if self._directory is None:
             return None
-        path = self._directory / key.file_name()
+        path = self._directory / name
         try:
             return self._kind.from_json(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
@@ -125,11 +100,11 @@ class ProfileCache(Generic[Kept]):
             )
             return None
 
-    def keep(self, key: ProfileKey, profile: Kept) -> None:
-        """Keep a profile in the place of an earlier one of its key; where that fails it is only not kept."""
+    def keep(self, name: str, profile: Kept) -> None:
+        """Keep a profile in the place of an earlier one of its name; where that fails it is only not kept."""
         if self._directory is None:
             return
-        path = self._directory / key.file_name()
+        path = self._directory / name
         try:
             replace_json(path, profile.to_json())
         except OSError as error:
@@ -156,9 +131,16 @@ def profile_model(
         hardware = [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    key = ProfileKey.of(request, graph, this_machine(), device_type=LOCAL_DEVICE_TYPE)
-    measured = ProfileCache(cache_directory, LayerProfile).get_or_measure(
-        key, lambda: measure_in_fresh_process(request)
+    name = _profile_name(
+        request,
+        graph,
+        device_type=LOCAL_DEVICE_TYPE,
+        hardware_fingerprint=this_machine().fingerprint(),
+        software=software_versions(),
     )
+    cache = ProfileCache(cache_directory, LayerProfile)
+    if (measured := cache.get(name)) is None:
+        measured = measure_in_fresh_process(request)
+        cache.keep(name, measured)
     estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}

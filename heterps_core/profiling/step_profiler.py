@@ -32,7 +32,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 
-STORE_NAME = "store"
+_STORE_NAME = "store"
 
 _FAILURE = "failure-"
 """Before the rank, the name of a file in which a worker says why it failed."""
@@ -40,15 +40,15 @@ _FAILURE = "failure-"
 TIMEOUT = timedelta(seconds=120)
 NUM_WARMUP_STEPS = 3
 MEASURED_S = 1.0
-MIN_STEPS = 8
+_MIN_STEPS = 8
 ENDLESS = 1_000_000
 
 
-class EnoughError(Exception):
+class _EnoughError(Exception):
     """Ends the training when enough was measured."""
 
 
-class StepTimer:
+class _StepTimer:
     """Notes the seconds of each step after the warm-up; all workers agree on the number of steps."""
 
     def __init__(self) -> None:
@@ -60,15 +60,15 @@ class StepTimer:
         """Note the end of a step, counted from 1.
 
         Raises:
-            EnoughError: It was the last one.
+            _EnoughError: It was the last one.
         """
         if step > NUM_WARMUP_STEPS:
             self.step_seconds.append(time.monotonic() - self._ended_s)
         elif step == NUM_WARMUP_STEPS:
             own_seconds = (time.monotonic() - self._started_s) / NUM_WARMUP_STEPS
-            self._num_steps = max(int(MEASURED_S / max(gather_json(own_seconds))), MIN_STEPS)
+            self._num_steps = max(int(MEASURED_S / max(gather_json(own_seconds))), _MIN_STEPS)
         if len(self.step_seconds) == self._num_steps > 0:
-            raise EnoughError
+            raise _EnoughError
         self._ended_s = time.monotonic()
 
 
@@ -77,16 +77,16 @@ def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     torch.set_num_threads(job.config.num_threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     num_workers = sum(job.replicas_per_stage)
-    store = (folder / STORE_NAME).absolute().as_uri()
+    store = (folder / _STORE_NAME).absolute().as_uri()
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=num_workers, timeout=TIMEOUT)
-    by_rank = gather_json(median(train_some_steps(job, rank)))
+    by_rank = gather_json(median(_train_some_steps(job, rank)))
     if rank == 0:
         (folder / RESULT_NAME).write_text(json.dumps(max(by_rank)), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def train_some_steps(job: TrainingJob, rank: int) -> list[float]:
+def _train_some_steps(job: TrainingJob, rank: int) -> list[float]:
     """Train together with all other workers, which call this too; return the seconds of each step."""
     firsts = np.cumsum([0, *job.replicas_per_stage]).tolist()
     layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
@@ -94,10 +94,10 @@ def train_some_steps(job: TrainingJob, rank: int) -> list[float]:
     place = join_stage(layout, rank, new_group=world_group, silence_limit_s=limit_s)
     dataset, run = PreparedDataset.open(job.dataset), RunDirectory(job.dataset)
     config = replace(job.config, num_epochs=ENDLESS, update_mode=SYNC)
-    timer = StepTimer()
+    timer = _StepTimer()
     loop = TrainingLoop.of(job.model, dataset, config, job.stages, place, run=run, on_step=timer)
     dist.barrier()
-    with suppress(EnoughError):
+    with suppress(_EnoughError):
         loop.train(TrainingCursor())
     return timer.step_seconds
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from heterps_core.units import MS_PER_S
 
-MIN_REPEATS = 5
-NUM_WARMUP = 3
+_MIN_REPEATS = 5
+_NUM_WARMUP = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +65,12 @@ def time_phases(
 ) -> dict[str, Timing]:
     """Run all phases in turns and time each by itself; a phase may leave things behind for the next one.
 
-    No new round begins after `budget_s`, once there are `MIN_REPEATS`; the warm-up is part of the budget.
+    No new round begins after `budget_s`, once there are `_MIN_REPEATS`; the warm-up is part of the budget.
     """
     times_ms: dict[str, list[float]] = {phase.name: [] for phase in phases if phase.name is not None}
     stop_s = clock() + budget_s
-    for num_repeats in range(-NUM_WARMUP, max_repeats):
-        if num_repeats >= MIN_REPEATS and clock() >= stop_s:
+    for num_repeats in range(-_NUM_WARMUP, max_repeats):
+        if num_repeats >= _MIN_REPEATS and clock() >= stop_s:
             break
         for phase in phases:
             started_s = clock()

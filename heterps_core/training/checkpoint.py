@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 3
 """1 was that of torch.distributed.checkpoint, which unpickles."""
 
-WITHOUT_LAYERS = 2
+_WITHOUT_LAYERS = 2
 """Each checkpoint of this version is whole, in its own folder."""
 
 MANIFEST = "manifest.json"
@@ -72,7 +72,7 @@ class TrainingCursor(JsonDocument):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
+class _Checkpoint:
     """What the manifest of a checkpoint says."""
 
     cursor: TrainingCursor
@@ -97,7 +97,7 @@ def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCurs
     complete = complete_checkpoints(run)
     problem = ""
     for name in reversed(complete):
-        found: Checkpoint | CheckpointError
+        found: _Checkpoint | CheckpointError
         try:
             found = read_checkpoint(run, name)
             fill_tensors(run, found.layers, model, all_tensors(model))
@@ -105,7 +105,7 @@ def load_latest_checkpoint(run: RunDirectory, model: StageModel) -> TrainingCurs
         except CheckpointError as error:
             found = error
         problem = _problem_of_any(found)
-        if not problem and isinstance(found, Checkpoint):
+        if not problem and isinstance(found, _Checkpoint):
             return found.cursor
         logger.warning("the checkpoint of step %d is not used: %s", int(name), problem)
     if complete:
@@ -148,7 +148,7 @@ def complete_checkpoints(run: RunDirectory) -> list[str]:
     return [name for name in names if run.exists(f"{CHECKPOINTS}/{name}/{MANIFEST}")]
 
 
-def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
+def read_checkpoint(run: RunDirectory, name: str) -> _Checkpoint:
     """Return what the manifest of a checkpoint says.
 
     Raises:
@@ -157,13 +157,13 @@ def read_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
     key = f"{CHECKPOINTS}/{name}/{MANIFEST}"
     document = read_signed_json(run, key)
     try:
-        if document["schema_version"] not in (SCHEMA_VERSION, WITHOUT_LAYERS):
+        if document["schema_version"] not in (SCHEMA_VERSION, _WITHOUT_LAYERS):
             raise ValueError(
                 f"the schema_version must be {SCHEMA_VERSION}, got {document['schema_version']!r}"
             )
-        is_whole = document["schema_version"] == WITHOUT_LAYERS
+        is_whole = document["schema_version"] == _WITHOUT_LAYERS
         layers = [{"folder": name, "tensors": document["tensors"]}] if is_whole else document["layers"]
-        return Checkpoint(
+        return _Checkpoint(
             cursor=TrainingCursor.from_json(document["cursor"]),
             layers=tuple(_layer(layer["folder"], layer["tensors"]) for layer in layers),
         )
@@ -207,7 +207,7 @@ def all_tensors(model: StageModel) -> dict[str, Tensor]:
     return weights_of(model) | row_optimizer_state(model) | dense_optimizer_state(model)
 
 
-def _problem_of_any(found: Checkpoint | CheckpointError) -> str:
+def _problem_of_any(found: _Checkpoint | CheckpointError) -> str:
     """Return why some process of the world cannot load a checkpoint; empty where all can."""
     own = str(found) if isinstance(found, CheckpointError) else ""
     if not dist.is_initialized():

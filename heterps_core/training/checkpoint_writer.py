@@ -31,7 +31,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.compute_device import CPU
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError
@@ -45,7 +44,7 @@ from heterps_core.training.checkpoint import (
     write_manifest,
 )
 from heterps_core.training.pipeline.stage_model import StageModel
-from heterps_core.training.storage.named_tensors import rows_on_host, swept_rows, tables_by_tensor
+from heterps_core.training.storage.named_tensors import rows_on_host, tables_by_tensor
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import TensorManifest, TensorRows, write_tensors
 from heterps_core.training.storage.verified_files import HASHES_SUFFIX, DamagedFileError
@@ -65,9 +64,9 @@ SMALL_BYTES = 16 * 1024**2
 CHANGED_SHARE = 0.5
 """Of the bytes of whole rows: where the changed ones behind them add up to more, whole ones are written again."""
 
-KEPT_CHECKPOINTS = 2
+_KEPT_CHECKPOINTS = 2
 
-SETTLE_S = 3.0
+_SETTLE_S = 3.0
 """Less than the silence after which a worker counts as lost."""
 
 
@@ -185,7 +184,7 @@ class CheckpointWriter:
     def settle(self) -> None:
         """Let a checkpoint that is being written come to its end, for some seconds, where the training has failed."""
         if self._saving is not None:
-            wait([self._saving], timeout=SETTLE_S)
+            wait([self._saving], timeout=_SETTLE_S)
 
     def _begin_whole(self, step: int) -> None:
         folder = f"{step:08d}{WHOLE_SUFFIX}"
@@ -273,37 +272,28 @@ class CheckpointWriter:
     def _changed_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
             for rows_U, tensors in table.take_changes(PIECE_BYTES):
-                yield from listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
+                yield from _listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
 
     def _remaining_rows(self) -> Iterator[tuple[str, TensorRows]]:
         """Yield the changed rows of this checkpoint that are still as they were, on the thread that writes them."""
         for layer, table in self._tables.items():
             for rows_U, tensors in table.remaining_changes():
-                yield from listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
+                yield from _listed_rows(layer, rows_U + table.rows.first, tensors, num_rows=table.num_rows)
 
     def _whole_rows(self) -> Iterator[tuple[str, TensorRows]]:
         for layer, table in self._tables.items():
-            for key, tensor in table.tensors().items() if layer not in self._model.swept_tables else ():
-                first = table.rows.first
-                for block in _blocks(tensor, row_bytes=tensor[:1].nbytes):
-                    if self._is_abandoned.is_set():
-                        raise _AbandonedError
-                    rows = RowRange(first, first + len(block))
-                    # What is hashed and what is written must be the same bytes, whatever the training does.
-                    copied = block.to(CPU, copy=True)
-                    yield f"{layer}.{key}", TensorRows(tensor=copied, rows=rows, num_rows=table.num_rows)
-                    first = rows.stop
-        for part in swept_rows(self._model):
-            if self._is_abandoned.is_set():
-                raise _AbandonedError
-            yield part
+            for rows, tensors in table.whole_rows(PIECE_BYTES):
+                if self._is_abandoned.is_set():
+                    raise _AbandonedError
+                for key, tensor in tensors.items():
+                    yield f"{layer}.{key}", TensorRows(tensor=tensor, rows=rows, num_rows=table.num_rows)
 
 
 def _shard_bytes(table: ShardedTable) -> int:
     return table.rows.num_rows * sum(tensor[:1].nbytes for tensor in table.tensors().values())
 
 
-def listed_rows(
+def _listed_rows(
     layer: str, numbers_U: Tensor, tensors: Mapping[str, Tensor], *, num_rows: int
 ) -> Iterator[tuple[str, TensorRows]]:
     """Yield some rows [U] of a table of so many, at least one, by the names of their tensors.
@@ -328,13 +318,6 @@ def _until_end(
         if isinstance(copied, BaseException):
             raise copied
         yield copied
-
-
-def _blocks(tensor: Tensor, *, row_bytes: int) -> Iterator[Tensor]:
-    """Yield parts of a tensor in order, each of as many rows as have `PIECE_BYTES`."""
-    size = max(PIECE_BYTES // max(row_bytes, 1), 1)
-    for first in range(0, len(tensor), size):
-        yield tensor[first : first + size]
 
 
 def _complete(
@@ -375,7 +358,7 @@ def _delete_unused(run: RunDirectory, *, in_use: Collection[str]) -> None:
     for name in reversed(complete_checkpoints(run)):
         with suppress(DamagedFileError):
             needed.append({layer.folder for layer in read_checkpoint(run, name).layers})
-    kept = needed[:KEPT_CHECKPOINTS] + [each for each in needed if each.isdisjoint(needed[0])][:1]
+    kept = needed[:_KEPT_CHECKPOINTS] + [each for each in needed if each.isdisjoint(needed[0])][:1]
     folders = {f"{CHECKPOINTS}/{name}" for name in in_use}.union(*kept)
     for name in run.names(CHECKPOINTS):
         if f"{CHECKPOINTS}/{name}" not in folders:

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.field_rules import Count, NotNegative, Positive
+from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 from heterps_core.models import sizes_of
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
@@ -21,7 +22,7 @@ of tables and theirs. The update of a row, and sums, are float32 in both."""
 SYNC, DELAYED = UPDATE_MODES = ("sync", "delayed")
 """When a batch's gradients are applied: before the next batch begins, or while others run (`stage_runner.py`)."""
 
-STEPS_TO_DELAY = 1_000
+_STEPS_TO_DELAY = 1_000
 """From as many steps on updates are delayed by default: the AUC is then that of `sync` within
 0.0005, over five seeds; with 312 steps it was 0.0035 lower (docs/log, 2026-11)."""
 
@@ -47,7 +48,7 @@ PRODUCTION_ROWS_PER_SLOT = 300_000_000
 """Of a production model. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
 those that HeterPS was made for 10 TB."""
 
-STEPS_PER_EPOCH = 256
+_STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 32, 4096
 
 ROWS_OF_FIXED_COST = 60
@@ -67,7 +68,7 @@ def default_batch_size(num_train_rows: int) -> int:
         >>> default_batch_size(160_000), default_batch_size(5_000), default_batch_size(10**9)
         (512, 32, 4096)
     """
-    power = max(num_train_rows // STEPS_PER_EPOCH, 1).bit_length() - 1
+    power = max(num_train_rows // _STEPS_PER_EPOCH, 1).bit_length() - 1
     return min(max(1 << power, SMALLEST_BATCH), LARGEST_BATCH)
 
 
@@ -108,7 +109,7 @@ def default_microbatches(batch_size: int, *, num_stages: int) -> int:
 
 def default_update_mode(num_steps: float) -> str:
     """Return the update mode of a training of so many steps."""
-    return DELAYED if num_steps >= STEPS_TO_DELAY else SYNC
+    return DELAYED if num_steps >= _STEPS_TO_DELAY else SYNC
 
 
 def delayed_microbatches(batch_size: int, *, num_stages: int) -> int:
@@ -129,36 +130,36 @@ def delayed_microbatches(batch_size: int, *, num_stages: int) -> int:
 class TrainingConfig:
     """The numbers of a training run."""
 
-    batch_size: int
+    batch_size: Count
     """Samples per step over the whole cluster, at least one per micro-batch and replica."""
 
-    num_microbatches: int
+    num_microbatches: Count
     """Parts of a batch that are in the pipeline one after the other, at least 1."""
 
-    num_epochs: int
+    num_epochs: Count
     seed: int
     dense_optimizer: str = "adam"
     """Name in `DENSE_OPTIMIZERS`."""
 
-    dense_learning_rate: float = 1e-3
+    dense_learning_rate: Positive = 1e-3
     """At the first step; it falls in a straight line to nothing at the last."""
 
     embedding_optimizer: str = "rowwise-adagrad"
     """Name in `ROW_OPTIMIZERS`."""
 
-    embedding_learning_rate: float = 0.05
+    embedding_learning_rate: Positive = 0.05
     """Falls like the dense one."""
 
-    dense_l2: float = 0.0
+    dense_l2: NotNegative = 0.0
     """Strength of the penalty on the weights of dense layers, half their sum of squares; biases have none."""
 
-    embedding_l2: float = 0.0
+    embedding_l2: NotNegative = 0.0
     """The same of the rows that a step updates."""
 
-    checkpoint_interval_steps: int = 200
+    checkpoint_interval_steps: Count = 200
     """Steps between two checkpoints; one more is written at the end."""
 
-    num_threads: int = 1
+    num_threads: Count = 1
 
     precision: str = "float32"
     """Name in `PRECISIONS`."""
@@ -169,7 +170,7 @@ class TrainingConfig:
     update_mode: str = "sync"
     """Name in `UPDATE_MODES`; a pipeline of one stage has nothing to delay."""
 
-    embedding_memory_bytes: int | None = None
+    embedding_memory_bytes: Count | None = None
     """Host memory of a worker for rows of tables and their optimizer state; the others are on its disk, from where
     the rows of the next batches are fetched in time. None holds all rows in memory."""
 
@@ -182,31 +183,14 @@ class TrainingConfig:
     when they were last seen."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "batch_size",
-            "num_microbatches",
-            "num_epochs",
-            "checkpoint_interval_steps",
-            "num_threads",
+        check_fields(self)
+        for kind, name, known in (
+            ("precision", self.precision, PRECISIONS),
+            ("wire dtype", self.wire_dtype, WIRE_DTYPES),
+            ("update mode", self.update_mode, UPDATE_MODES),
         ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.embedding_memory_bytes is not None and self.embedding_memory_bytes < 1:
-            raise ConfigurationError(
-                f"embedding_memory_bytes must be at least 1, got {self.embedding_memory_bytes}"
-            )
-        for name in ("dense_learning_rate", "embedding_learning_rate"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("dense_l2", "embedding_l2"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigurationError(f"{name} must be a number, at least 0, got {getattr(self, name)}")
-        if self.precision not in PRECISIONS:
-            raise UnknownNameError("precision", self.precision, PRECISIONS)
-        if self.wire_dtype not in WIRE_DTYPES:
-            raise UnknownNameError("wire dtype", self.wire_dtype, WIRE_DTYPES)
-        if self.update_mode not in UPDATE_MODES:
-            raise UnknownNameError("update mode", self.update_mode, UPDATE_MODES)
+            if name not in known:
+                raise UnknownNameError(kind, name, known)
         if self.batch_size % self.num_microbatches:
             raise ConfigurationError(
                 f"batch_size must be a multiple of num_microbatches, got {self.batch_size} and "

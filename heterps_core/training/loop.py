@@ -19,6 +19,7 @@ from torch import Tensor
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.models.row_dropout import keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -29,7 +30,6 @@ from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
 from heterps_core.training.gradients.gradient_sum import take_buffers_of_first_replica
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.pipeline.stage_exchange import RowSlice
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
@@ -51,7 +51,7 @@ def remaining_share(step: int, num_steps: int) -> float:
 
 
 def spread(
-    num_rows: int, num_microbatches: int, slices: Sequence[tuple[int, RowSlice]]
+    num_rows: int, num_microbatches: int, slices: Sequence[tuple[int, RowRange]]
 ) -> npt.NDArray[np.int64]:
     """Return the positions in a batch of the rows of a replica's slices, one after the other.
 
@@ -59,7 +59,7 @@ def spread(
     batch, whose positions stand for places in the files. A batch that m does not divide is cut as it lies.
 
     Example:
-        >>> spread(8, 2, [(4, RowSlice(2, 4)), (4, RowSlice(6, 8))]).tolist()
+        >>> spread(8, 2, [(4, RowRange(2, 4)), (4, RowRange(6, 8))]).tolist()
         [4, 6, 5, 7]
     """
     places = np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices])
@@ -70,7 +70,7 @@ def spread(
     return positions
 
 
-def noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
+def _noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
     """Return the seed of what a replica's layers draw in a step (from 0) beside dropout, in 0..2**64 - 1.
 
     Each step begins with a seed of its own, so that a run that is resumed draws what it would have drawn without the
@@ -244,7 +244,7 @@ class TrainingLoop:
     def _microbatches(
         self,
         rows: npt.NDArray[np.int64],
-        slices: Sequence[tuple[int, RowSlice]],
+        slices: Sequence[tuple[int, RowRange]],
         keys: Tensor | None = None,
     ) -> list[MicroBatch]:
         parts = self._batches(rows, slices)
@@ -266,7 +266,7 @@ class TrainingLoop:
         self, microbatches: Sequence[MicroBatch], *, step: int, following: Sequence[MicroBatch]
     ) -> Iterator[list[float]]:
         stage, replica = self.place.stage, self.place.replica
-        torch.manual_seed(noise_seed(self.config.seed, step=step, stage=stage, replica=replica))
+        torch.manual_seed(_noise_seed(self.config.seed, step=step, stage=stage, replica=replica))
         return self.runner.train_step(microbatches, following=following)
 
     def _update_dense(
@@ -309,7 +309,7 @@ class TrainingLoop:
             cursor = cursor.after_batch(batches_per_epoch)
 
     def _batches(
-        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowSlice]]
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]]
     ) -> list[ClickBatch]:
         """Read what this stage needs of this replica's rows, cut into micro-batches."""
         if self.model.reads_batch:

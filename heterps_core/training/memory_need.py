@@ -23,7 +23,7 @@ from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
 from heterps_core.training.pipeline.stage_device import is_gpu
 
-READING_BYTES_PER_ROW = 1_400
+_READING_BYTES_PER_ROW = 1_400
 """Of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers and copies;
 measured with row groups of 0.5 and 1 million rows on 2 cores, 2026-11-22."""
 
@@ -109,7 +109,7 @@ def worker_memory(
         needs.append(
             WorkerMemory(
                 process_bytes=round(WORKER_BYTES),
-                row_group_bytes=round(row_group_bytes) + READING_BYTES_PER_ROW * largest_group_rows,
+                row_group_bytes=round(row_group_bytes) + _READING_BYTES_PER_ROW * largest_group_rows,
                 state_bytes=0 if is_on_card else state_bytes,
                 checkpoint_bytes=sum(
                     _copied_bytes(

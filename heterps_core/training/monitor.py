@@ -48,15 +48,15 @@ SILENCE_LIMIT_S = 30.0
 BOOT_LIMIT_S = 300.0
 """Longest wait for the first sign of life of a rented machine, which boots and unpacks meanwhile."""
 
-SHORT_OF_MEMORY_SHARE = 0.05
+_SHORT_OF_MEMORY_SHARE = 0.05
 """Of a machine's memory: with less than this free a silence may come from its lack."""
 
-REPORT_LIMIT_S = 1.0
+_REPORT_LIMIT_S = 1.0
 """Within which nodes tell that their workers ended, counted from the last one that told it. Workers that miss one
 another end at once, as their connections break; a node hears of their end at once, too."""
 
-LOG_TAIL_LINES = 15
-LOG_TAIL_BYTES = 4_000
+_LOG_TAIL_LINES = 15
+_LOG_TAIL_BYTES = 4_000
 
 
 def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None = None) -> None:
@@ -137,7 +137,7 @@ def follow_training(
                 )
         is_failing = any(end["exit_status"] != 0 for end in ends.values())
         if is_failing or silences:
-            if _is_trained(run):
+            if run.is_trained():
                 break
             since_told_s = time.monotonic() - told_at_s
             failures = read_failures(run, attempt=cluster.generation)
@@ -151,7 +151,7 @@ def follow_training(
                 any(failure.is_mistake for failure in failures)
                 or set(waiting) <= set(silences)
                 or (had_begun and read_progress(run) == before)
-                or (is_failing and since_told_s >= REPORT_LIMIT_S and (is_missed or not are_losses))
+                or (is_failing and since_told_s >= _REPORT_LIMIT_S and (is_missed or not are_losses))
             ):
                 lost = set(waiting) if failures and are_losses else set(waiting) & set(silences)
                 return _failure(run, cluster, ends, silences, lost=tuple(sorted(lost)))
@@ -162,15 +162,9 @@ def follow_training(
         if waiting:
             is_far = not run.is_local and not is_failing
             time.sleep(BUCKET_POLL_INTERVAL_S if is_far else POLL_INTERVAL_S)
-    if any(end["exit_status"] != 0 for end in ends.values()) and not _is_trained(run):
+    if any(end["exit_status"] != 0 for end in ends.values()) and not run.is_trained():
         return _failure(run, cluster, ends, silences, lost=())
     return _end(run)
-
-
-def _is_trained(run: RunDirectory) -> bool:
-    """Tell whether the model is trained and judged, and its last checkpoint written."""
-    result = run.read_json(RESULT)
-    return result is not None and bool(result["is_complete"])
 
 
 def _end(run: RunDirectory) -> TrainingOutcome:
@@ -291,7 +285,7 @@ def _last_seen(run: RunDirectory, cluster: Cluster, node: Node) -> str:
     said = f"it ran stage {node.stage}, replica {replicas}, and the last step known is {step}"
     beat = run.read_json(node_key(node.node_id, HEARTBEAT)) or {}
     free, total = beat.get("free_bytes"), beat.get("total_bytes")
-    if free is not None and total is not None and free < SHORT_OF_MEMORY_SHARE * total:
+    if free is not None and total is not None and free < _SHORT_OF_MEMORY_SHARE * total:
         said += (
             f"; {free / 1e9:.2f} of its {total / 1e9:.2f} GB of memory were free at its last sign of life, so it may "
             f"have run out of it: {MEMORY_FIX}"
@@ -303,6 +297,6 @@ def _log_of(run: RunDirectory, node_id: str, log_tail: str) -> str:
     """Return where a node's log is, and its last lines; `log_tail` where it has not been handed in."""
     key = node_key(node_id, "workers.log")
     content = run.read_bytes(key)
-    text = log_tail if content is None else content[-LOG_TAIL_BYTES:].decode(errors="replace")
-    tail = "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+    text = log_tail if content is None else content[-_LOG_TAIL_BYTES:].decode(errors="replace")
+    tail = "\n".join(text.splitlines()[-_LOG_TAIL_LINES:])
     return f"its log is {key} in {run.location}; the last lines:\n{tail}"

@@ -22,11 +22,11 @@ from heterps_core.compute_device import CPU
 from heterps_core.training.node.node_life import repeated
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 
-QUESTION_INTERVAL_S = 0.75
+_QUESTION_INTERVAL_S = 0.75
 """Between two questions, as far as steps are not longer."""
 
 LOOK_INTERVAL_S = 0.25
-BUCKET_LOOK_INTERVAL_S = 1.0
+_BUCKET_LOOK_INTERVAL_S = 1.0
 """Each look is a request that is paid for: 0.0015 USD an hour."""
 
 
@@ -50,7 +50,7 @@ class StopQuestion:
 
     def __enter__(self) -> Self:
         if self._is_first:
-            interval_s = LOOK_INTERVAL_S if self._run.is_local else BUCKET_LOOK_INTERVAL_S
+            interval_s = LOOK_INTERVAL_S if self._run.is_local else _BUCKET_LOOK_INTERVAL_S
             self._looking.enter_context(repeated(self._look, interval_s=interval_s, name="stop"))
         return self
 
@@ -87,7 +87,7 @@ class StopQuestion:
         (before, before_s), now_s = self._asked_at, time.monotonic()
         self._asked_at = step, now_s
         step_s = (now_s - before_s) / (step - before)
-        return step + max(1, int(QUESTION_INTERVAL_S / max(step_s, 1e-6)))
+        return step + max(1, int(_QUESTION_INTERVAL_S / max(step_s, 1e-6)))
 
     def _look(self) -> None:
         try:

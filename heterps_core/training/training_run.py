@@ -23,7 +23,7 @@ from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirector
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.storage.verified_files import read_unverified_json
 
-WARMUP_SHARE = 0.1
+_WARMUP_SHARE = 0.1
 """Share of an attempt's first steps that does not count for throughput: allocation, caches, first connections."""
 
 
@@ -191,4 +191,4 @@ def _repeated_seconds(attempt: Sequence[StepMetrics], later: Sequence[StepMetric
 
 
 def _after_warmup(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
-    return steps[int(len(steps) * WARMUP_SHARE) :]
+    return steps[int(len(steps) * _WARMUP_SHARE) :]

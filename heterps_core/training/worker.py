@@ -58,7 +58,7 @@ from heterps_core.transport.rendezvous import open_store, prove_members
 
 logger = logging.getLogger(__name__)
 
-START_LIMIT = timedelta(seconds=START_LIMIT_S)
+_START_LIMIT = timedelta(seconds=START_LIMIT_S)
 
 
 class Worker:
@@ -89,7 +89,7 @@ class Worker:
             has_cards=any(is_gpu(each.device_type) for each in job.stages),
             is_on_one_node=sum(node.stage == stage for node in cluster.nodes) == 1,
         )
-        checkpoint_group = self._new_group(range(dist.get_world_size()), START_LIMIT)
+        checkpoint_group = self._new_group(range(dist.get_world_size()), _START_LIMIT)
         loop = self.loop_of(job, place, checkpoint_group)
         cursor = begin(self.run, job, loop.model)
         self._finish_step(cursor.step)
@@ -144,11 +144,11 @@ class Worker:
         is_host = own_node(cluster) == cluster.rendezvous_node and os.environ["LOCAL_RANK"] == "0"
         key, generation = self.run.secret, self.generation
         self.store = open_store(
-            host, int(port), key=key, generation=generation, is_host=is_host, limit=START_LIMIT
+            host, int(port), key=key, generation=generation, is_host=is_host, limit=_START_LIMIT
         )
         world_size = int(os.environ["WORLD_SIZE"])
         dist.init_process_group(
-            "gloo", store=self.store, rank=self.rank, world_size=world_size, timeout=START_LIMIT
+            "gloo", store=self.store, rank=self.rank, world_size=world_size, timeout=_START_LIMIT
         )
         assert dist.group.WORLD is not None
         self.proof_key = self.store.proof_key(key)

@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 PROOF_LIMIT_S = 10.0
 """Longest time of a whole proof of the key, however slowly its bytes come, or of a connection's start."""
 
-RETRY_INTERVAL_S = 0.2
+_RETRY_INTERVAL_S = 0.2
 
 _CHALLENGE_BYTES = _TAG_BYTES = hashlib.sha256().digest_size
 _HOST, _MEMBER = b"host", b"member"
@@ -40,7 +40,7 @@ MOST_UNPROVEN = 64
 logger = logging.getLogger(__name__)
 
 
-class RendezvousStore(Store):
+class _RendezvousStore(Store):
     """A member's connection with the store; torch calls its methods, and needs it for as long as its groups live.
 
     Args:
@@ -130,7 +130,7 @@ class _Entries:
 
 def open_store(
     host: str, port: int, *, key: bytes, generation: int, is_host: bool, limit: timedelta
-) -> RendezvousStore:
+) -> _RendezvousStore:
     """Return the store of a generation, which has nothing of those before.
 
     A worker may be earlier than the one that holds the store: it then meets nobody, or the store of the generation
@@ -154,11 +154,11 @@ def open_store(
                 with socket.create_connection((host, port), timeout=PROOF_LIMIT_S) as connection:
                     messages = _proven(connection, key, generation, own=_MEMBER, other=_HOST)
                     connection.settimeout(limit.total_seconds() + PROOF_LIMIT_S)
-                    return RendezvousStore(messages, limit)
+                    return _RendezvousStore(messages, limit)
             except (OSError, EOFError):
                 if time.monotonic() >= until_s:
                     raise
-                time.sleep(RETRY_INTERVAL_S)
+                time.sleep(_RETRY_INTERVAL_S)
     except (OSError, EOFError) as error:
         raise dist.DistNetworkError(
             f"workers must meet at {host}:{port}, where the first of generation {generation} listens and proves the "
@@ -172,7 +172,7 @@ def prove_members(group: ProcessGroup, key: bytes, *, generation: int) -> None:
     Every member calls it, before anything else is exchanged.
 
     Args:
-        key: `RendezvousStore.proof_key`.
+        key: `_RendezvousStore.proof_key`.
 
     Raises:
         DistNetworkError: One has not the run's key.
@@ -227,7 +227,7 @@ def _hold(listener: socket.socket, *, key: bytes, generation: int) -> None:
             except (OSError, RuntimeError) as error:
                 unproven.release()
                 logger.warning("the rendezvous cannot take a connection: %s", error)
-                time.sleep(RETRY_INTERVAL_S)
+                time.sleep(_RETRY_INTERVAL_S)
 
     threading.Thread(target=accept, name="rendezvous", daemon=True).start()
 

@@ -21,7 +21,7 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.transport.json_messages import gather_json
 
-ALIGNMENT_BYTES = 64
+_ALIGNMENT_BYTES = 64
 """At which tensors begin: a cache line."""
 
 SMALLEST_BUFFER_BYTES = 2**20
@@ -31,7 +31,7 @@ HUGE_PAGE_BYTES = 2**21
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
 """Of Linux' mman.h; the second from 6.1 on, before that the kernel joins pages when it finds the time."""
 
-MAP_FIXED = 0x10
+_MAP_FIXED = 0x10
 """Of Linux' mman.h; `mmap` has all but this one."""
 
 
@@ -57,7 +57,7 @@ class SharedBuffer:
 
 def aligned(num_bytes: int) -> int:
     """Return the first position behind so many bytes at which a tensor may begin."""
-    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def new_file(num_bytes: int) -> int:
@@ -115,7 +115,7 @@ def map_aligned(file: int, num_bytes: int) -> memoryview:
         ctypes.c_void_p(address + first),
         ctypes.c_size_t(num_bytes),
         mmap.PROT_READ | mmap.PROT_WRITE,
-        mmap.MAP_SHARED | MAP_FIXED,
+        mmap.MAP_SHARED | _MAP_FIXED,
         file,
         ctypes.c_long(0),
     )
@@ -127,7 +127,7 @@ def map_aligned(file: int, num_bytes: int) -> memoryview:
 
 logger = logging.getLogger(__name__)
 
-CONNECT_LIMIT_S = 10.0
+_CONNECT_LIMIT_S = 10.0
 """Longest wait for another worker to connect; all are at it at the same time."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -208,11 +208,11 @@ def _connect(
     for other, path in paths.items():
         if other < rank:
             found[other] = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.settimeout(CONNECT_LIMIT_S)
+            connection.settimeout(_CONNECT_LIMIT_S)
             connection.connect(path)
             connection.send(rank.to_bytes(4, "little"))
-    listener.settimeout(CONNECT_LIMIT_S)
+    listener.settimeout(_CONNECT_LIMIT_S)
     for _ in range(sum(other > rank for other in paths)):
         connection, _ = listener.accept()
-        connection.settimeout(CONNECT_LIMIT_S)
+        connection.settimeout(_CONNECT_LIMIT_S)
         found[int.from_bytes(connection.recv(4), "little")] = connection

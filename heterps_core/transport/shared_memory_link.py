@@ -42,7 +42,7 @@ NUM_BUFFERS = 2
 """Of an outbox: who fills the second one knows by the answers of all to the first that they are done with what was
 there before."""
 
-LARGEST_MESSAGE_BYTES = 4096
+_LARGEST_MESSAGE_BYTES = 4096
 
 _Contents = struct.Struct("<qq")
 """Message of an outbox: how many tensors it has, and the position of their list."""
@@ -140,7 +140,7 @@ class SharedMemoryLink:
     def _receive(self, number: int) -> bytes:
         self._wait_until_readable(number)
         with suppress(OSError):
-            message = self._peers[number].recv(LARGEST_MESSAGE_BYTES)
+            message = self._peers[number].recv(_LARGEST_MESSAGE_BYTES)
             if message:
                 return message
         raise self._lost(number, has_ended=True)

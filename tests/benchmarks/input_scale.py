@@ -39,13 +39,14 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.row_groups import RowGroups
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import write_click_stream
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.judging.held_out import judge_held_out
 from heterps_core.judging.quality import measure_quality
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_predictions import held_out_scores
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.node.host_memory import peak_bytes
-from heterps_core.training.pipeline.stage_exchange import RowSlice, replica_slice
+from heterps_core.training.pipeline.stage_exchange import replica_slice
 from tests.heterps_core.serving.builders import write_logistic
 from tests.heterps_core.training.reference import plain_model
 from tests.moto_server import empty_cloud
@@ -171,7 +172,7 @@ def numbered_rows(folder: Path, num_rows: int) -> PreparedDataset:
 
 
 def rows_of_replica(
-    directory: Path | str, mine: RowSlice, steps: range, seed: int
+    directory: Path | str, mine: RowRange, steps: range, seed: int
 ) -> tuple[npt.NDArray[np.int64], int]:
     """Return how often a replica that joins at the first of some steps reads each row, by the row's own number.
 

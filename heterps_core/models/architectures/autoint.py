@@ -5,39 +5,27 @@ Song et al. 2019, "AutoInt: Automatic Feature Interaction Learning via Self-Atte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import FieldAttention, Fields, mlp
+from heterps_core.models.architectures.parts import ClickModel, FieldAttention, Fields
 
-EMBEDDING_DIMENSION = 16
-HIDDEN_WIDTHS = (400, 400)
 ATTENTION_LAYERS, HEADS, HEAD_WIDTH = 2, 2, 16
 
 
-class AutoInt(nn.Module):
+class AutoInt(ClickModel):
     """The sum of what attended fields give and of a deep part."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.fields = Fields(features, dimension=embedding_dim)
-        widths = [embedding_dim, *[HEADS * HEAD_WIDTH] * ATTENTION_LAYERS]
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.fields = Fields(features, dimension=dimension)
+        widths = [dimension, *[HEADS * HEAD_WIDTH] * ATTENTION_LAYERS]
         self.attention = nn.Sequential(
             *(FieldAttention(width, heads=HEADS, head_width=HEAD_WIDTH) for width in widths[:-1])
         )
         self.of_attention = nn.Linear(features.num_slots * widths[-1], features.num_labels, bias=False)
-        self.deep = mlp(self.fields.width, hidden_widths, dropout=dropout)
-        self.output = nn.Linear([self.fields.width, *hidden_widths][-1], features.num_labels)
+        self.make_deep(self.fields.width, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

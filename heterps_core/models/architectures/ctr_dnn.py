@@ -19,7 +19,7 @@ from heterps_core.models.slot_embedding import add_tower
 
 EMBEDDING_DIMENSION = 16
 HIDDEN_WIDTHS = (400, 400, 400)
-HIDDEN_WIDTHS_OF_16_LAYERS = (400,) * 7
+_HIDDEN_WIDTHS_OF_16_LAYERS = (400,) * 7
 """An embedding, seven pairs of fully connected layer and ReLU, and the output."""
 
 
@@ -41,5 +41,5 @@ def build(
     return nn.Sequential(layers)
 
 
-build_16_layers = partial(build, hidden_widths=HIDDEN_WIDTHS_OF_16_LAYERS)
+build_16_layers = partial(build, hidden_widths=_HIDDEN_WIDTHS_OF_16_LAYERS)
 """Builds the chain of the paper's depth for given slots and dense features."""

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import FactorizationMachine, Fields, Wide, mlp
-
-EMBEDDING_DIMENSION = 16
-HIDDEN_WIDTHS = (400, 400, 400)
+from heterps_core.models.architectures.parts import ClickModel, FactorizationMachine, Fields, Wide
 
 
-class DeepFM(nn.Module):
+class DeepFM(ClickModel):
     """The sum of a linear part, all products of pairs of vectors, and a deep part over the same vectors."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.fields = Fields(features, dimension=embedding_dim)
+    WIDTHS = (400, 400, 400)
+
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.fields = Fields(features, dimension=dimension)
         self.wide = Wide(features)
         self.fm = FactorizationMachine()
-        self.deep = mlp(self.fields.width, hidden_widths, dropout=dropout)
-        self.output = nn.Linear([self.fields.width, *hidden_widths][-1], features.num_labels)
+        self.make_deep(self.fields.width, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

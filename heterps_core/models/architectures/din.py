@@ -6,33 +6,21 @@ projection of all vectors that are no history, the candidate's among them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import HistoryAttention, mlp
+from heterps_core.models.architectures.parts import ClickModel, HistoryAttention
 from heterps_core.models.slot_embedding import SlotEmbedding
 
-EMBEDDING_DIMENSION = 16
-HIDDEN_WIDTHS = (400, 400)
 
-
-class DIN(nn.Module):
+class DIN(ClickModel):
     """Fully connected layers over the vectors of slots, the dense features, and what attention makes of sequences."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.embedding = SlotEmbedding(features, dimension=embedding_dim, keeps_sequences=True)
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.embedding = SlotEmbedding(features, dimension=dimension, keeps_sequences=True)
         columns = self.embedding.vector_columns
         sequences = self.embedding.sequences
         self.sequence_columns = [columns[slot] for slot in sequences]
@@ -40,14 +28,11 @@ class DIN(nn.Module):
         self.lengths = self.embedding.length_columns
         context_width = sum(map(len, self.context_columns)) + features.num_dense
         self.history = nn.ModuleList(
-            HistoryAttention(
-                features.slot_lengths[slot], context_width=context_width, dimension=embedding_dim
-            )
+            HistoryAttention(features.slot_lengths[slot], context_width=context_width, dimension=dimension)
             for slot in sequences
         )
-        width = context_width + len(sequences) * embedding_dim
-        self.deep = mlp(width, hidden_widths, dropout=dropout)
-        self.output = nn.Linear([width, *hidden_widths][-1], features.num_labels)
+        width = context_width + len(sequences) * dimension
+        self.make_deep(width, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import DotInteraction, Fields, mlp
+from heterps_core.models.architectures.parts import ClickModel, DotInteraction, Fields, mlp
 
-EMBEDDING_DIMENSION = 16
-BOTTOM_WIDTHS = (512, 256)
-HIDDEN_WIDTHS = (512, 256)
+_BOTTOM_WIDTHS = (512, 256)
 
 
-class DLRM(nn.Module):
+class DLRM(ClickModel):
     """A vector of the dense features beside those of slots; their products go through the (hidden) top layers."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.fields = Fields(features, dimension=embedding_dim)
+    WIDTHS = (512, 256)
+
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.fields = Fields(features, dimension=dimension)
         self.bottom = None
         num_vectors = features.num_slots
         width = 0
         if features.num_dense:
-            self.bottom = mlp(features.num_dense, (*BOTTOM_WIDTHS, embedding_dim))
-            num_vectors, width = num_vectors + 1, embedding_dim
+            self.bottom = mlp(features.num_dense, (*_BOTTOM_WIDTHS, dimension))
+            num_vectors, width = num_vectors + 1, dimension
         self.interaction = DotInteraction(num_vectors)
         width += num_vectors * (num_vectors - 1) // 2
-        self.top = mlp(width, hidden_widths, dropout=dropout)
-        self.output = nn.Linear([width, *hidden_widths][-1], features.num_labels)
+        self.top = self.tower(width)
+        self.output = nn.Linear(self.tower_width(width), features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

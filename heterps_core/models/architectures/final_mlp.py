@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import BilinearFusion, Gate, mlp
+from heterps_core.models.architectures.parts import BilinearFusion, ClickModel, Gate
 from heterps_core.models.embedding_layers import Embeddings
 
-EMBEDDING_DIMENSION = 16
-HIDDEN_WIDTHS = (400, 400)
 HEADS = 2
 
 
-class FinalMLP(nn.Module):
+class FinalMLP(ClickModel):
     """Two streams of fully connected layers over gated columns, fused by products; their last width is even."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.vectors = Embeddings(features, dimension=embedding_dim)
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.vectors = Embeddings(features, dimension=dimension)
         width = self.vectors.width
         self.first_gate, self.second_gate = Gate(width), Gate(width)
-        self.first = mlp(width, hidden_widths, dropout=dropout)
-        self.second = mlp(width, hidden_widths, dropout=dropout)
-        self.fusion = BilinearFusion([width, *hidden_widths][-1], heads=HEADS, num_labels=features.num_labels)
+        self.first, self.second = self.tower(width), self.tower(width)
+        self.fusion = BilinearFusion(self.tower_width(width), heads=HEADS, num_labels=features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

@@ -7,43 +7,36 @@ What Video to Watch Next". Without these two a frequent label loses by a rare on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import Wide, mlp
+from heterps_core.models.architectures.parts import ClickModel, Wide
 from heterps_core.models.embedding_layers import Embeddings
 
-EMBEDDING_DIMENSION = 16
-HIDDEN_WIDTHS = (128, 64)
 SHARED_EXPERTS, OWN_EXPERTS, TOWER_WIDTH = 2, 2, 32
 
 
-class MMoE(nn.Module):
+class MMoE(ClickModel):
     """Each label mixes shared experts and own ones by a gate; a tower and a linear part give its logit."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.vectors = Embeddings(features, dimension=embedding_dim)
+    WIDTHS = (128, 64)
+
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.vectors = Embeddings(features, dimension=dimension)
         self.wide = Wide(features)
         width, labels = self.vectors.width, range(features.num_labels)
-        last = [width, *hidden_widths][-1]
         # The shared ones come first, behind them those of each label.
         num_experts = SHARED_EXPERTS + OWN_EXPERTS * features.num_labels
-        self.experts = nn.ModuleList(mlp(width, hidden_widths, dropout=dropout) for _ in range(num_experts))
+        self.experts = nn.ModuleList(self.tower(width) for _ in range(num_experts))
         self.gates = nn.ModuleList(nn.Linear(width, SHARED_EXPERTS + OWN_EXPERTS) for _ in labels)
         self.towers = nn.ModuleList(
-            nn.Sequential(nn.Linear(last, TOWER_WIDTH), nn.ReLU(), nn.Linear(TOWER_WIDTH, 1)) for _ in labels
+            nn.Sequential(
+                nn.Linear(self.tower_width(width), TOWER_WIDTH), nn.ReLU(), nn.Linear(TOWER_WIDTH, 1)
+            )
+            for _ in labels
         )
 
     def forward(self, batch: ClickBatch) -> Tensor:

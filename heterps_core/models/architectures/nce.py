@@ -22,7 +22,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 EMBEDDING_DIMENSION = 10
 
 
-class ContextMean(nn.Module):
+class _ContextMean(nn.Module):
     """Averages the vectors of all words of the context: [B, words * dimension] -> [B, dimension]."""
 
     def __init__(self, dimension: int) -> None:
@@ -34,7 +34,7 @@ class ContextMean(nn.Module):
         return activation_BW.reshape(len(activation_BW), -1, self.dimension).mean(1)
 
 
-class NoiseContrast(nn.Module):
+class _NoiseContrast(nn.Module):
     r"""Returns the logit that a row's words belong to its context and are no noise.
 
     :math:`\sum_w (h \cdot v_w + b_w) - \log(k P_n)` with the context's mean h, the vector v and bias b of each word,
@@ -86,9 +86,9 @@ def build(features: FeatureSpec, *, embedding_dim: int = EMBEDDING_DIMENSION) ->
     return nn.Sequential(
         OrderedDict(
             context_embedding=context,
-            context_mean=ContextMean(embedding_dim),
+            context_mean=_ContextMean(embedding_dim),
             word_embedding=vectors,
             word_bias=biases,
-            noise_contrast=NoiseContrast(embedding_dim, len(words)),
+            noise_contrast=_NoiseContrast(embedding_dim, len(words)),
         )
     )

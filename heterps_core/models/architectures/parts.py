@@ -7,16 +7,70 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
 
-HISTORY_WIDTHS = (36,)
+_HISTORY_WIDTHS = (36,)
 """Of the layers that compare a value of a sequence with the query; those of the paper of DIN."""
+
+
+class ClickModel(nn.Module):
+    """Base of models whose deep part has the same settings: fully connected layers of some widths, with dropout.
+
+    Args:
+        hidden_widths: Of the fully connected layers; by default `WIDTHS`.
+        embedding_dim: Width of a vector (D); by default `DIMENSION`.
+    """
+
+    DIMENSION: ClassVar[int] = 16
+    WIDTHS: ClassVar[Sequence[int]] = (400, 400)
+
+    def __init__(
+        self,
+        features: FeatureSpec,
+        *,
+        hidden_widths: Sequence[int] | None = None,
+        embedding_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self._widths, self._dropout = self.WIDTHS if hidden_widths is None else hidden_widths, dropout
+        self.make(features, self.DIMENSION if embedding_dim is None else embedding_dim)
+
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers, in the order in which their initial values are drawn."""
+        raise NotImplementedError
+
+    def tower(self, width: int) -> nn.Sequential:
+        """Return fully connected layers of the model's widths."""
+        return mlp(width, self._widths, dropout=self._dropout)
+
+    def tower_width(self, width: int) -> int:
+        """Return the columns that leave a tower of so many columns."""
+        return [width, *self._widths][-1]
+
+    def make_deep(self, width: int, num_labels: int) -> None:
+        """Make the deep part and its logits, the last layers of a model."""
+        self.deep = self.tower(width)
+        self.output = nn.Linear(self.tower_width(width), num_labels)
+
+    def add_layers(self, layers: nn.Sequential, *, prefix: str = "") -> list[str]:
+        """Add layers as the model's own, and return their names: dropout is replaced once a model is built."""
+        for name, layer in layers.named_children():
+            self.add_module(prefix + name, layer)
+        return [prefix + name for name, _ in layers.named_children()]
+
+    def run_layers(self, names: Sequence[str], columns_BW: Tensor) -> Tensor:
+        """Run own layers one after the other."""
+        for name in names:
+            columns_BW = self.get_submodule(name)(columns_BW)
+        return columns_BW
 
 
 class Fields(nn.Module):
@@ -157,8 +211,8 @@ class HistoryAttention(nn.Module):
         super().__init__()
         self.shape = (length, dimension)
         self.query = nn.Linear(context_width, dimension)
-        self.unit = mlp(4 * dimension, HISTORY_WIDTHS)
-        self.weight = nn.Linear(HISTORY_WIDTHS[-1], 1)
+        self.unit = mlp(4 * dimension, _HISTORY_WIDTHS)
+        self.weight = nn.Linear(_HISTORY_WIDTHS[-1], 1)
         nn.init.ones_(self.weight.bias)
         self.places: Tensor
         self.register_buffer("places", torch.arange(length).float(), persistent=False)
@@ -177,10 +231,5 @@ class HistoryAttention(nn.Module):
 def mlp(width: int, hidden_widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
     """Return fully connected layers with a ReLU each and, where asked for, dropout behind it."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
-    for number, hidden in enumerate(hidden_widths, start=1):
-        layers[f"fc{number}"] = nn.Linear(width, hidden)
-        layers[f"relu{number}"] = nn.ReLU()
-        if dropout:
-            layers[f"dropout{number}"] = nn.Dropout(dropout)
-        width = hidden
+    add_tower(layers, width, hidden_widths, dropout=dropout)
     return nn.Sequential(layers)

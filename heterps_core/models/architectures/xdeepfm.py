@@ -5,7 +5,6 @@ Lian et al. 2018, "xDeepFM: Combining Explicit and Implicit Feature Interactions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,35 +12,27 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import Fields, Wide, mlp
+from heterps_core.models.architectures.parts import ClickModel, Fields, Wide
 
-EMBEDDING_DIMENSION = 8
-HIDDEN_WIDTHS = (400, 400)
-CROSS_WIDTHS = (16, 16)
+_CROSS_WIDTHS = (16, 16)
 """Feature maps of each compressed interaction layer; the paper has 100 to 200."""
 
 
-class XDeepFM(nn.Module):
+class XDeepFM(ClickModel):
     """The sum of a linear part, compressed interactions of fields with those of the layer before, and a deep part."""
 
-    def __init__(
-        self,
-        features: FeatureSpec,
-        *,
-        hidden_widths: Sequence[int] = HIDDEN_WIDTHS,
-        embedding_dim: int = EMBEDDING_DIMENSION,
-        dropout: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.fields = Fields(features, dimension=embedding_dim)
+    DIMENSION = 8
+
+    def make(self, features: FeatureSpec, dimension: int) -> None:
+        """Make the layers."""
+        self.fields = Fields(features, dimension=dimension)
         self.wide = Wide(features)
-        widths = [features.num_slots, *CROSS_WIDTHS]
+        widths = [features.num_slots, *_CROSS_WIDTHS]
         self.cross = nn.ModuleList(
             nn.Linear(features.num_slots * before, width, bias=False) for before, width in pairwise(widths)
         )
-        self.of_cross = nn.Linear(sum(CROSS_WIDTHS), features.num_labels, bias=False)
-        self.deep = mlp(self.fields.width, hidden_widths, dropout=dropout)
-        self.output = nn.Linear([self.fields.width, *hidden_widths][-1], features.num_labels)
+        self.of_cross = nn.Linear(sum(_CROSS_WIDTHS), features.num_labels, bias=False)
+        self.make_deep(self.fields.width, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""

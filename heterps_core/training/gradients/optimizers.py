@@ -12,7 +12,7 @@ from heterps_core.errors import UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)
-class DenseOptimizer:
+class _DenseOptimizer:
     """How to make an optimizer, and what state it keeps."""
 
     optimizer_class: type[torch.optim.Optimizer]
@@ -55,13 +55,13 @@ class DenseOptimizer:
         return optimizer
 
 
-DENSE_OPTIMIZERS: dict[str, DenseOptimizer] = {
-    "adam": DenseOptimizer(torch.optim.Adam, ("exp_avg", "exp_avg_sq"), counts_steps=True),
-    "sgd": DenseOptimizer(torch.optim.SGD, (), counts_steps=False),
+DENSE_OPTIMIZERS: dict[str, _DenseOptimizer] = {
+    "adam": _DenseOptimizer(torch.optim.Adam, ("exp_avg", "exp_avg_sq"), counts_steps=True),
+    "sgd": _DenseOptimizer(torch.optim.SGD, (), counts_steps=False),
 }
 
 
-def get_dense_optimizer(name: str) -> DenseOptimizer:
+def get_dense_optimizer(name: str) -> _DenseOptimizer:
     """Return the dense optimizer of that name.
 
     Raises:

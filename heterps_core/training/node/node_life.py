@@ -36,7 +36,7 @@ RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 GENERATION_VARIABLE = "HETERPS_GENERATION"
-KIND_VARIABLE = "HETERPS_NODE_IS"
+_KIND_VARIABLE = "HETERPS_NODE_IS"
 """A machine, or a process of the flow's."""
 
 DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
@@ -46,13 +46,13 @@ HEARTBEAT = "heartbeat.json"
 LEAVING = "leaving.json"
 NODES = "nodes"
 
-NOTICE_INTERVAL_S = 5.0
+_NOTICE_INTERVAL_S = 5.0
 """As AWS recommends for the notice of an interruption."""
 
 CLUSTER_TIMEOUT_S = 600.0
 """How long a node waits for cluster.json: the slowest instance of a fleet may boot for minutes."""
 
-CLUSTER_POLL_S = 0.2
+_CLUSTER_POLL_S = 0.2
 BUCKET_CLUSTER_POLL_S = 2.0
 NEXT_CLUSTER_POLL_S = 0.25
 """Of the next generation, for which a node waits some seconds."""
@@ -84,7 +84,7 @@ def wait_for_cluster(run: RunDirectory) -> Cluster:
     while time.monotonic() < deadline_s:
         if (cluster := read_cluster(run)) is not None:
             return cluster
-        time.sleep(CLUSTER_POLL_S if run.is_local else BUCKET_CLUSTER_POLL_S)
+        time.sleep(_CLUSTER_POLL_S if run.is_local else BUCKET_CLUSTER_POLL_S)
     raise ConfigurationError(
         f"{CLUSTER} must appear in {run.location} within {CLUSTER_TIMEOUT_S:.0f} s of a node's start, but did not; "
         f"the flow that launched the node has probably ended"
@@ -143,7 +143,7 @@ def runs_here_as_dry_run() -> bool:
 
 def is_machine() -> bool:
     """Tell whether this node is a machine of its own, which its cloud may preempt."""
-    return os.environ.get(KIND_VARIABLE) == "machine"
+    return os.environ.get(_KIND_VARIABLE) == "machine"
 
 
 @contextmanager
@@ -189,7 +189,7 @@ def watch_notices(
     node_id: str,
     *,
     metadata: InstanceMetadata | None = None,
-    poll_interval_s: float = NOTICE_INTERVAL_S,
+    poll_interval_s: float = _NOTICE_INTERVAL_S,
 ) -> Iterator[None]:
     """Ask for the cloud's notices while the block runs, and pass them on."""
     service = metadata or InstanceMetadata()

@@ -42,7 +42,7 @@ from heterps_core.training.node.node_life import (
 )
 from heterps_core.training.node.worker_life import SIGNS_VARIABLE, workers_watched
 from heterps_core.training.node.worker_processes import prepare_to_fork, run_workers
-from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json
 from heterps_core.transport.rank_layout import START_LIMIT_S
 
@@ -71,7 +71,7 @@ def main() -> int:
             while True:
                 status = _run_generation(run, place.cluster, place.node, is_ending)
                 following = None
-                if not _is_complete(run):
+                if not run.is_trained():
                     following = _wait_for_place(run, place.cluster.generation, is_ending)
                 if following is None:
                     return status
@@ -98,7 +98,7 @@ def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: 
     return status
 
 
-class Successor:
+class _Successor:
     """Tells whether another generation follows one whose workers still wait for those of a lost node.
 
     Once all have met, they see one another's end. Before, they may wait for minutes, and as long it is looked for.
@@ -117,11 +117,6 @@ class Successor:
             return False
         self._next_look_s = now_s + BUCKET_CLUSTER_POLL_S
         return read_cluster(self._run, behind_generation=self._generation) is not None
-
-
-def _is_complete(run: RunDirectory) -> bool:
-    result = run.read_json(RESULT)
-    return result is not None and bool(result["is_complete"])
 
 
 def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Event) -> Place | None:
@@ -185,7 +180,7 @@ def _run_workers(
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_path.touch()
         signs = Path(folder) / "signs"
-        successor = Successor(run, cluster.generation)
+        successor = _Successor(run, cluster.generation)
         positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
         with workers_watched(run, signs, positions):
             status = run_workers(

@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 SIGNS_VARIABLE = "HETERPS_SIGNS_FILE"
 """Names the file that a node's workers write their signs of life into, each at the place of its local rank."""
 
-BEAT_INTERVAL_S = 0.5
+_BEAT_INTERVAL_S = 0.5
 LOOK_INTERVAL_S = 0.25
-STILL_LIMIT_S = 0.75 * SILENCE_LIMIT_S
+_STILL_LIMIT_S = 0.75 * SILENCE_LIMIT_S
 """Longest silence towards the own node: it is to name who stands still before neighbours lose their patience, who
 only know for whom they wait."""
 
-NOTED_SILENCE_S = 4 * BEAT_INTERVAL_S
+_NOTED_SILENCE_S = 4 * _BEAT_INTERVAL_S
 """One that had been silent for so long when it ended had stood still before."""
 
 
@@ -103,7 +103,7 @@ class SignsOfLife:
         self._wakes.setblocking(False)
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
-        self._signalled.settimeout(BEAT_INTERVAL_S)
+        self._signalled.settimeout(_BEAT_INTERVAL_S)
         threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
 
     def finish_step(self, step: int) -> None:
@@ -151,7 +151,7 @@ class _Seen:
     """Of its memory at the last look."""
 
 
-class WorkerWatch:
+class _WorkerWatch:
     """Looks at the workers of one node, and writes last words for those that can no longer.
 
     Silence is counted in looks, so that a machine that stood still as a whole finds its workers alive.
@@ -184,7 +184,7 @@ class WorkerWatch:
             else:
                 seen.num_looks_unchanged = seen.num_looks_unchanged + 1 if sign.beat == seen.sign.beat else 0
                 seen.sign, seen.num_bytes = sign, process_bytes(sign.pid) or seen.num_bytes
-                if seen.num_looks_unchanged * LOOK_INTERVAL_S >= STILL_LIMIT_S:
+                if seen.num_looks_unchanged * LOOK_INTERVAL_S >= _STILL_LIMIT_S:
                     with suppress(ProcessLookupError):
                         # Its end is seen at the next look.
                         os.kill(sign.pid, signal.SIGKILL)
@@ -192,9 +192,9 @@ class WorkerWatch:
     def _death_of(self, seen: _Seen) -> TrainingError:
         """Return what to say of a worker that ended without a word."""
         silence_s = seen.num_looks_unchanged * LOOK_INTERVAL_S
-        if silence_s >= NOTED_SILENCE_S:
+        if silence_s >= _NOTED_SILENCE_S:
             return TrainingError(
-                f"a worker must give a sign of life every {STILL_LIMIT_S:.0f} s, but its process stood still for "
+                f"a worker must give a sign of life every {_STILL_LIMIT_S:.0f} s, but its process stood still for "
                 f"{silence_s:.0f} s and was ended"
             )
         shortage = self._memory.shortage(last_bytes=seen.num_bytes)
@@ -231,8 +231,8 @@ class WorkerWatch:
 
 @contextmanager
 def workers_watched(run: RunDirectory, path: Path, positions: Sequence[tuple[int, int]]) -> Iterator[None]:
-    """Look at a node's workers from a thread while the block runs; see `WorkerWatch`."""
-    watch = WorkerWatch(run, path, positions)
+    """Look at a node's workers from a thread while the block runs; see `_WorkerWatch`."""
+    watch = _WorkerWatch(run, path, positions)
     try:
         with repeated(watch.look, interval_s=LOOK_INTERVAL_S, name="worker-watch"):
             yield

@@ -26,7 +26,7 @@ _LONGEST_FOLDER = 60
 _SHORT_FOLDER = "/tmp"
 
 LOOK_INTERVAL_S = 0.25
-SHUTDOWN_LIMIT_S = 5.0
+_SHUTDOWN_LIMIT_S = 5.0
 """Time for a worker to end when it is asked to; one that stands still is then killed."""
 
 
@@ -79,7 +79,7 @@ def run_workers(
         for worker in started:
             worker.terminate()
         for worker in started:
-            worker.join(SHUTDOWN_LIMIT_S)
+            worker.join(_SHUTDOWN_LIMIT_S)
         for worker in started:
             worker.kill()
             worker.join()

@@ -32,7 +32,7 @@ from heterps_core.transport.shared_memory import (
 NUM_BUFFERS = 3
 """Of a sender, for the steps in turn."""
 
-DONE = b"done"
+_DONE = b"done"
 """Message: the step is at its end, and nothing is read any more of what was sent before it or in it for it."""
 
 _Place = struct.Struct("<qqq")
@@ -125,7 +125,7 @@ class SharedMemoryBoundary:
         for peer in range(len(self._shared.peers)):
             # One that has left needs to know nothing, and is missed where something is expected of it.
             with suppress(LostWorkerError):
-                self._tell(peer, DONE)
+                self._tell(peer, _DONE)
         self._step += 1
         self._num_bytes = 0
 
@@ -168,7 +168,7 @@ class SharedMemoryBoundary:
             raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
         if not message:
             raise self._lost(peer, has_ended=True)
-        if message == DONE:
+        if message == _DONE:
             self._steps_done[peer] += 1
         else:
             sender.arrived.append(_Place.unpack(message))

@@ -20,7 +20,7 @@ from heterps_core.hardware import SPOT_SUFFIX, DeviceKind
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 
-BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
+_BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
 """With it a replica that waits in vain gets an error, as with gloo; without it torch kills the process, which then
 leaves no last words."""
 
@@ -78,7 +78,7 @@ def join_by_nccl(layout: RankLayout, device: torch.device, *, limit: timedelta) 
         The replicas of this process's stage; None where it computes on the host, or has no other replica.
     """
     kinds = gather_json(device.type)
-    os.environ.setdefault(BLOCKING_WAIT_VARIABLE, "1")
+    os.environ.setdefault(_BLOCKING_WAIT_VARIABLE, "1")
     own = None
     for ranks in layout.ranks:
         if len(ranks) > 1 and all(kinds[rank] == "cuda" for rank in ranks):

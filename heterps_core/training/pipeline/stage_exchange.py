@@ -8,18 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class RowSlice:
-    """Rows first..stop-1 of a micro-batch."""
-
-    first: int
-    stop: int
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows, 0 or more."""
-        return self.stop - self.first
+from heterps_core.embeddings.row_range import RowRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +21,26 @@ class Route:
     stop: int
 
 
-def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowSlice:
+def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowRange:
     """Return the rows of a micro-batch that one replica of a stage works on.
 
     Example:
         >>> [replica_slice(10, 3, i) for i in range(3)]
-        [RowSlice(first=0, stop=3), RowSlice(first=3, stop=6), RowSlice(first=6, stop=10)]
+        [RowRange(first=0, stop=3), RowRange(first=3, stop=6), RowRange(first=6, stop=10)]
     """
-    return RowSlice(num_rows * replica // num_replicas, num_rows * (replica + 1) // num_replicas)
+    return RowRange(num_rows * replica // num_replicas, num_rows * (replica + 1) // num_replicas)
 
 
 def batch_slices(
     num_rows: int, *, num_microbatches: int, num_replicas: int, replica: int
-) -> list[tuple[int, RowSlice]]:
+) -> list[tuple[int, RowRange]]:
     """Return for each micro-batch of a batch its size and a replica's rows of it, counted from the batch's first.
 
     Micro-batches without a row are left out.
 
     Example:
         >>> batch_slices(8, num_microbatches=2, num_replicas=2, replica=1)
-        [(4, RowSlice(first=2, stop=4)), (4, RowSlice(first=6, stop=8))]
+        [(4, RowRange(first=2, stop=4)), (4, RowRange(first=6, stop=8))]
     """
     slices = []
     for index in range(num_microbatches):
@@ -59,7 +48,7 @@ def batch_slices(
         mine = replica_slice(microbatch.num_rows, num_replicas, replica)
         if microbatch.num_rows:
             slices.append(
-                (microbatch.num_rows, RowSlice(microbatch.first + mine.first, microbatch.first + mine.stop))
+                (microbatch.num_rows, RowRange(microbatch.first + mine.first, microbatch.first + mine.stop))
             )
     return slices
 

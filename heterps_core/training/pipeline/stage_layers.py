@@ -32,10 +32,10 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Of glibc's malloc.h."""
 
-LARGEST_HEAP_BLOCK_BYTES = 2**25
+_LARGEST_HEAP_BLOCK_BYTES = 2**25
 """Larger ones, such as tables, are still mapped on their own. The largest value that any glibc takes."""
 
-LARGEST_FREE_HEAP_BYTES = 2**29
+_LARGEST_FREE_HEAP_BYTES = 2**29
 """More than a batch of activations; what is free beyond goes back to the system."""
 
 
@@ -51,8 +51,8 @@ def keep_freed_memory(*, shares_heap: bool = False) -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_HEAP_BLOCK_BYTES)
-        mallopt(M_TRIM_THRESHOLD, LARGEST_FREE_HEAP_BYTES)
+        mallopt(M_MMAP_THRESHOLD, _LARGEST_HEAP_BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, _LARGEST_FREE_HEAP_BYTES)
         if shares_heap:
             mallopt(M_ARENA_MAX, 1)
 
@@ -109,7 +109,7 @@ class StageLayers:
             found = _activation_of(root, user)
             if found is not None:
                 end, activation = user, found
-        path = f"{FUSED}{node.name}"
+        path = f"{_FUSED}{node.name}"
         root.add_module(path, _FusedLinear(linear, activation, self._dtype, self.weight_gradients))
         with node.graph.inserting_before(node):
             fused = node.graph.call_module(path, node.args)
@@ -133,7 +133,7 @@ def general_layers(chain: nn.Sequential) -> tuple[str, ...]:
     return tuple(found)
 
 
-FUSED = "fused_"
+_FUSED = "fused_"
 """Of the names of calls that `StageLayers` puts in the place of fully connected layers."""
 
 

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
@@ -38,7 +39,7 @@ from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.pipeline.shared_memory_boundary import ArrivingRows, SharedMemoryBoundary
 from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
-from heterps_core.training.pipeline.stage_exchange import RowSlice, batch_slices
+from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
@@ -47,11 +48,11 @@ from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
 
-FIRST_SILENCE_LIMIT_S = 120.0
+_FIRST_SILENCE_LIMIT_S = 120.0
 """Longest wait for a message of the first step, in which kernels are built and memory is touched first; later on it
 is `SILENCE_LIMIT_S`."""
 
-STEPS_OF_SILENCE = 10.0
+_STEPS_OF_SILENCE = 10.0
 """A model whose steps are so slow that this many of them outlast the limit is waited for as long."""
 
 
@@ -81,7 +82,7 @@ class _LivePass(NamedTuple):
     """On the last stage its share of the loss."""
 
 
-def summed_loss(logits: Tensor, batch: ClickBatch) -> Tensor:
+def _summed_loss(logits: Tensor, batch: ClickBatch) -> Tensor:
     """Return the log-loss of logits [B, labels], times the weights of rows, summed over rows; of labels the mean."""
     num_labels = logits.shape[1]
     labels = batch.labels.view(-1, num_labels)
@@ -121,7 +122,7 @@ class StageRunner:
         self._parameters = [parameter for layer in layers for parameter in layer.parameters()]
         self._gradient_sum = GradientSum(self._parameters, place)
         if place.link is not None:
-            place.link.silence_limit_s = FIRST_SILENCE_LIMIT_S
+            place.link.silence_limit_s = _FIRST_SILENCE_LIMIT_S
         self._before = None if place.stage == 0 else self._boundary(place.stage - 1, model.input_width)
         self._after = None if self.is_last else self._boundary(place.stage + 1, model.output_width)
         self._arriving: deque[Receiving | ArrivingRows] = deque()
@@ -144,13 +145,13 @@ class StageRunner:
     @property
     def silence_limit_s(self) -> float:
         """Longest wait for another worker that does equal work."""
-        return max(self.place.silence_limit_s, STEPS_OF_SILENCE * self._slowest_step_s)
+        return max(self.place.silence_limit_s, _STEPS_OF_SILENCE * self._slowest_step_s)
 
     def lost_worker(self, rank: int, error: RuntimeError) -> LostWorkerError:
         """Return what to say where a message of another worker did not come; `error` is gloo's."""
         return lost_worker(self.place.layout, rank, error, silence_limit_s=self.silence_limit_s)
 
-    def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowSlice]]:
+    def row_slices(self, num_rows: int, num_microbatches: int) -> list[tuple[int, RowRange]]:
         """Return for each micro-batch of a batch its size and this replica's rows, relative to the batch."""
         return batch_slices(
             num_rows,
@@ -257,7 +258,7 @@ class StageRunner:
             self._after.send(leaving.detach(), microbatch.num_rows)
             self._returning.append(self._after.receive(microbatch.num_rows))
         else:
-            leaving = summed_loss(leaving, microbatch.batch).div(batch_size)
+            leaving = _summed_loss(leaving, microbatch.batch).div(batch_size)
         return _LivePass(microbatch.num_rows, entering, leaving)
 
     def _run_backward(self, live: _LivePass, losses: list[Tensor], weight_gradients: WeightGradients) -> None:
@@ -306,7 +307,7 @@ class StageRunner:
     def _boundary(self, neighbour: int, width: int) -> Boundary:
         place, dtype = self.place, getattr(torch, self._config.wire_dtype)
         side = StageSide(layout=place.layout, stage=place.stage, replica=place.replica, neighbour=neighbour)
-        limit_s, shared = FIRST_SILENCE_LIMIT_S, place.neighbours.get(neighbour)
+        limit_s, shared = _FIRST_SILENCE_LIMIT_S, place.neighbours.get(neighbour)
         if shared is not None:
             return SharedMemoryBoundary(
                 side, width=width, silence_limit_s=limit_s, shared=shared, dtype=dtype

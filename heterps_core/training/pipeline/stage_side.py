@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heterps_core.training.pipeline.stage_exchange import Route, RowSlice, replica_slice, routes_to_neighbour
+from heterps_core.embeddings.row_range import RowRange
+from heterps_core.training.pipeline.stage_exchange import Route, replica_slice, routes_to_neighbour
 from heterps_core.transport.rank_layout import RankLayout
 
 
@@ -24,7 +25,7 @@ class StageSide:
         """Return the rank of a replica of the neighbour."""
         return self.layout.ranks[self.neighbour][peer]
 
-    def slice_of(self, num_rows: int) -> RowSlice:
+    def slice_of(self, num_rows: int) -> RowRange:
         """Return this replica's rows of a micro-batch of `num_rows` rows."""
         return replica_slice(num_rows, len(self.layout.ranks[self.stage]), self.replica)
 

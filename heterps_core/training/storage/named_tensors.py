@@ -6,7 +6,7 @@ replicas, finds its own. A tensor of a table is this replica's rows of it; all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -66,20 +66,6 @@ def tables_by_tensor(model: StageModel) -> dict[str, ShardedTable]:
         for layer_name, table in _tables_in_memory(model).items()
         for key in table.tensors()
     }
-
-
-def swept_rows(model: StageModel) -> Iterator[tuple[str, TensorRows]]:
-    """Yield the rows of tables that are larger than memory by the names of their tensors, some at a time.
-
-    All other functions here pass these tables over.
-    """
-    for layer_name, table in model.swept_tables.items():
-        for rows, tensors in table.row_blocks():
-            for key, tensor in tensors.items():
-                yield (
-                    f"{layer_name}.{key}",
-                    TensorRows(tensor=tensor, rows=rows, num_rows=table.num_rows),
-                )
 
 
 def fill_swept_rows(

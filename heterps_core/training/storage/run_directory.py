@@ -271,6 +271,11 @@ class RunDirectory:
         reason = self.read_bytes(STOP)
         return None if reason is None else reason.decode()
 
+    def is_trained(self) -> bool:
+        """Tell whether the model is trained and judged, and its last checkpoint written."""
+        result = self.read_json(RESULT)
+        return result is not None and bool(result["is_complete"])
+
     def exists(self, key: str) -> bool:
         """Return whether there is such a file or folder."""
         is_there = bool(self._files.get_file_info(f"{self._root}/{key}").type != fs.FileType.NotFound)

@@ -21,7 +21,7 @@ from heterps_core.training.pipeline.stage_place import ALONE
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
 
-ROWS_PER_PREDICTION = 4096
+_ROWS_PER_PREDICTION = 4096
 
 
 def train_in_turns(
@@ -66,8 +66,8 @@ def train_in_turns(
 
 def _quality(runner: StageRunner, dataset: PreparedDataset, first: int, stop: int) -> ClickQuality:
     logits = []
-    for start in range(first, stop, ROWS_PER_PREDICTION):
-        rows = np.arange(start, min(start + ROWS_PER_PREDICTION, stop))
+    for start in range(first, stop, _ROWS_PER_PREDICTION):
+        rows = np.arange(start, min(start + _ROWS_PER_PREDICTION, stop))
         found = runner.predict([MicroBatch(len(rows), dataset.batch(rows))])
         logits.append(found.reshape(len(rows), -1)[:, 0].numpy())
     labels, weights = dataset.targets(first, stop)

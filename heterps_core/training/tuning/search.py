@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import ConfigurationError, TrainingError
@@ -24,7 +24,10 @@ from heterps_core.text_table import Table
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
 from heterps_core.training.tuning.in_one_process import train_in_turns
 
-VALIDATION_SHARE = 0.2
+if TYPE_CHECKING:
+    import optuna
+
+_VALIDATION_SHARE = 0.2
 """Of the training rows, the latest ones."""
 
 NUM_TURNS, REDUCTION = 9, 3
@@ -37,7 +40,7 @@ RATES: Mapping[str, tuple[float, float]] = {
 """Ranges, searched by their logarithm."""
 
 PENALTIES = (0.0, 1e-5, 1e-4, 1e-3, 1e-2)
-MODEL_SETTINGS: Mapping[str, Sequence[Any]] = {
+_MODEL_SETTINGS: Mapping[str, Sequence[Any]] = {
     "embedding_dim": (None, 4, 8, 16, 32),
     "hidden_widths": (None, (64, 32), (128, 64), (256, 128)),
     "dropout": (None, 0.1, 0.2, 0.3, 0.5),
@@ -71,6 +74,11 @@ class Trial:
         """It was trained to its end."""
         return self.end == "complete"
 
+    @property
+    def log_loss(self) -> float:
+        """After its last turn, infinite without one."""
+        return float("inf") if self.quality is None else self.quality.log_loss
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
@@ -86,25 +94,19 @@ class Tuning:
     @property
     def best(self) -> Trial:
         """The complete trial with the least log-loss."""
-        return min(
-            (trial for trial in self.trials if trial.is_complete),
-            key=lambda trial: float("inf") if trial.quality is None else trial.quality.log_loss,
-        )
+        return self._ranked[0]
 
     @property
     def default(self) -> Trial:
         """The first one."""
         return self.trials[0]
 
+    @property
+    def _ranked(self) -> list[Trial]:
+        return sorted(self.trials, key=lambda trial: (not trial.is_complete, trial.log_loss))
+
     def table(self) -> Table:
         """Return all trials, the best ones first."""
-        ranked = sorted(
-            self.trials,
-            key=lambda trial: (
-                not trial.is_complete,
-                trial.quality.log_loss if trial.quality else float("inf"),
-            ),
-        )
         return Table(
             columns={"model": "", "log-loss": ".4f", "AUC": ".4f", "s": ".1f", "end": "", "parameters": ""},
             rows=[
@@ -116,7 +118,7 @@ class Tuning:
                     trial.end,
                     ", ".join(f"{name} {_shown(value)}" for name, value in trial.parameters.items()),
                 )
-                for trial in ranked
+                for trial in self._ranked
             ],
         )
 
@@ -154,7 +156,7 @@ def tune(
             min_resource=1, max_resource=NUM_TURNS, reduction_factor=REDUCTION
         ),
     )
-    num_train_rows = dataset.num_train_rows - int(dataset.num_train_rows * VALIDATION_SHARE)
+    num_train_rows = dataset.num_train_rows - int(dataset.num_train_rows * _VALIDATION_SHARE)
     view, rated = dataset.until(num_train_rows), (num_train_rows, dataset.num_train_rows)
     started_s = time.monotonic()
     trials: list[Trial] = []
@@ -162,47 +164,25 @@ def tune(
     def is_over() -> bool:
         return time.monotonic() - started_s >= seconds
 
-    def try_once(asked: optuna.Trial) -> Trial:
-        parameters = _proposed(asked, models, max_epochs)
-        trial_started_s, quality, turn, end = time.monotonic(), None, 0, "out of time"
-        try:
-            for quality in train_in_turns(
-                view,
-                sized_model(parameters["model"], **_sizes(parameters)),
-                _config(parameters, batch_size=batch_size, seed=seed),
-                rated=rated,
-                num_turns=NUM_TURNS,
-                is_over=is_over,
-            ):
-                turn += 1
-                asked.report(quality.log_loss, turn)
-                if turn == NUM_TURNS:
-                    end = "complete"
-                elif len(trials) >= len(models) and asked.should_prune():
-                    end = "pruned"
-                    break
-        except TrainingError as problem:
-            logger.info("a trial ended: %s", problem)
-            quality, end = None, "diverged"
-        state = {"complete": None, "pruned": optuna.trial.TrialState.PRUNED}.get(
-            end, optuna.trial.TrialState.FAIL
-        )
-        value = quality.log_loss if quality is not None and end == "complete" else None
-        study.tell(asked, value, state=state)
-        return Trial(
-            model=parameters.pop("model"),
-            parameters=parameters,
-            quality=quality,
-            end=end,
-            num_turns=turn,
-            seconds=time.monotonic() - trial_started_s,
-        )
-
     for model in models:
         study.enqueue_trial(_default(model, max_epochs))
     while not is_over() and (max_trials is None or len(trials) < max_trials):
-        trials.append(try_once(study.ask()))
-        on_trial(trials[-1])
+        asked = study.ask()
+        trial = _tried(
+            asked,
+            view,
+            _proposed(asked, models, max_epochs),
+            batch_size=batch_size,
+            seed=seed,
+            rated=rated,
+            may_prune=len(trials) >= len(models),
+            is_over=is_over,
+        )
+        states = {"complete": optuna.trial.TrialState.COMPLETE, "pruned": optuna.trial.TrialState.PRUNED}
+        value = trial.log_loss if trial.is_complete else None
+        study.tell(asked, value, state=states.get(trial.end, optuna.trial.TrialState.FAIL))
+        trials.append(trial)
+        on_trial(trial)
     tuning = Tuning(
         trials=tuple(trials),
         num_train_rows=num_train_rows,
@@ -211,6 +191,45 @@ def tune(
     )
     check_any_complete(tuning, seconds)
     return tuning
+
+
+def _tried(
+    asked: optuna.Trial,
+    dataset: PreparedDataset,
+    parameters: dict[str, Any],
+    *,
+    batch_size: int,
+    seed: int,
+    rated: tuple[int, int],
+    may_prune: bool,
+    is_over: Callable[[], bool],
+) -> Trial:
+    """Train with some parameters, until Optuna ends the trial or the time is over."""
+    started_s, quality, num_turns, end = time.monotonic(), None, 0, "out of time"
+    model = sized_model(parameters["model"], **_sizes(parameters))
+    config = _config(parameters, batch_size=batch_size, seed=seed)
+    try:
+        for quality in train_in_turns(
+            dataset, model, config, rated=rated, num_turns=NUM_TURNS, is_over=is_over
+        ):
+            num_turns += 1
+            asked.report(quality.log_loss, num_turns)
+            if num_turns == NUM_TURNS:
+                end = "complete"
+            elif may_prune and asked.should_prune():
+                end = "pruned"
+                break
+    except TrainingError as problem:
+        logger.info("a trial ended: %s", problem)
+        quality, end = None, "diverged"
+    return Trial(
+        model=parameters.pop("model"),
+        parameters=parameters,
+        quality=quality,
+        end=end,
+        num_turns=num_turns,
+        seconds=time.monotonic() - started_s,
+    )
 
 
 def check_any_complete(tuning: Tuning, seconds: float) -> None:
@@ -246,8 +265,8 @@ def _proposed(trial: Any, models: Sequence[str], max_epochs: int) -> dict[str, A
         found[name] = trial.suggest_categorical(name, PENALTIES)
     for name in _taken(model):
         # Named after the model: a width that suits one says little of another.
-        choice = trial.suggest_categorical(f"{model} {name}", range(len(MODEL_SETTINGS[name])))
-        if (value := MODEL_SETTINGS[name][choice]) is not None:
+        choice = trial.suggest_categorical(f"{model} {name}", range(len(_MODEL_SETTINGS[name])))
+        if (value := _MODEL_SETTINGS[name][choice]) is not None:
             found[name] = list(value) if isinstance(value, tuple) else value
     if (dropout := found.pop("dropout", None)) is not None:
         found["model_settings"] = {"dropout": dropout}
@@ -266,7 +285,7 @@ def _default(model: str, max_epochs: int) -> dict[str, Any]:
 
 def _taken(model: str) -> list[str]:
     known = inspect.signature(load_builder(model)).parameters
-    return [name for name in MODEL_SETTINGS if name in known]
+    return [name for name in _MODEL_SETTINGS if name in known]
 
 
 def _sizes(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_an_uneven_batch_names_the_next_even_one():
 
 @pytest.mark.parametrize("field", ["batch_size", "num_microbatches", "num_epochs", "num_threads"])
 def test_counts_start_at_one(field):
-    with pytest.raises(ConfigurationError, match=f"{field} must be at least 1, got 0"):
+    with pytest.raises(ConfigurationError, match=f"{field}: must lie in 1.*, got 0"):
         dataclasses.replace(CONFIG, **{field: 0})
 
 
@@ -46,7 +46,7 @@ def test_an_unknown_precision_names_the_known_ones():
 
 
 def test_a_learning_rate_must_be_positive():
-    with pytest.raises(ConfigurationError, match="dense_learning_rate must be positive, got nan"):
+    with pytest.raises(ConfigurationError, match="dense_learning_rate: must be a finite number, got nan"):
         dataclasses.replace(CONFIG, dense_learning_rate=float("nan"))
 
 
