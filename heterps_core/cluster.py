@@ -19,7 +19,7 @@ class Node:
     """Unique within the run, for instance "stage0-node0"."""
 
     address: str
-    """That the other nodes reach it at."""
+    """The other nodes reach this node at it."""
 
     device_type: str
     instance_type: str
@@ -33,10 +33,10 @@ class Node:
     price_usd_per_hour: float
     provider_instance_id: str
     disk_usd_per_hour: float = 0.0
-    """Of its room for rows of tables, besides the price."""
+    """Price of the disk that holds rows of tables, beside the machine's."""
 
     zone: str | None = None
-    """That its price is of; None where prices are those of a region."""
+    """The price holds there; None where it holds in the whole region."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +67,12 @@ class Cluster(JsonDocument):
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of all nodes together."""
+        """Sum over all nodes."""
         return sum(node.price_usd_per_hour for node in self.nodes)
 
     @property
     def rendezvous_node(self) -> Node:
-        """That the workers find one another at."""
+        """The node at which the workers meet."""
         host = self.rendezvous.rpartition(":")[0]
         return next((node for node in self.nodes if node.address == host), self.nodes[0])
 

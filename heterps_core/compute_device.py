@@ -78,7 +78,7 @@ class HostCopy:
 
     tensor: Tensor
     written: torch.cuda.Event | None
-    """Happens on the device behind the copy; None where there is none to wait for."""
+    """Happens on the device after the copy; None where nothing is to wait for."""
 
     @classmethod
     def begin(cls, tensor: Tensor) -> HostCopy:

@@ -9,7 +9,7 @@ HeterpsError
 |   `-- OtherColumnsError         rows lack a column that a model needs, or hold something else in it
 |-- InfeasiblePlanError           no plan meets the constraints; carries the constraint and the shortfall
 |-- BudgetExceededError           a plan or run would cost more than a cap allows
-|-- ProvisioningError             machines could not be had, or an offer does not exist
+|-- ProvisioningError             no machines are available, or an offer does not exist
 |   `-- LiveFleetError            another run of the workspace has machines alive
 |-- TrainingError                 a worker failed; carries rank, stage and last step where known
 |   `-- RunStoppedError           a training was stopped as a person asked
@@ -98,7 +98,7 @@ class BudgetExceededError(HeterpsError):
 
 
 class ProvisioningError(HeterpsError):
-    """Machines could not be had, or no offer carries what the plan asks for."""
+    """No machines are available, or no offer carries what the plan asks for."""
 
     exit_status = 5
 

@@ -15,11 +15,11 @@ from heterps_core.json_codec import JsonDocument
 AWS = "aws"
 
 PAYLOAD_SHARE = 0.97
-"""Of a network's published bandwidth that tensors get: headers and acknowledgments take 2 to 4 %, measured between
-hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_clusters`)."""
+"""Share of a network's published bandwidth that tensors get: headers and acknowledgments take 2 to 4 %, measured
+between hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_clusters`)."""
 
 SPOT_SUFFIX = "-spot"
-"""Of the names of device types that are bought on spot."""
+"""Ends the names of device types that are bought on spot."""
 
 
 def hardware_name(device_type: str) -> str:
@@ -78,7 +78,7 @@ class InstanceType:
 
 
 def family_of(name: str) -> str:
-    """Return the name of an instance type without its size, which stands behind a dot or the last hyphen."""
+    """Return the name of an instance type without its size, which follows a dot or the last hyphen."""
     return name.partition(".")[0] if "." in name else name.rpartition("-")[0] or name
 
 
@@ -158,7 +158,7 @@ class DeviceType:
 
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
-    """That a stage may fill: the card's own memory, or the core's share of the host's."""
+    """Memory that a stage may fill: the card's own memory, or the core's share of the host's."""
 
     network_bandwidth_bytes_per_s: float
     """One unit's share of its instance's network; sizes with a smaller share do not carry the type."""
@@ -180,7 +180,7 @@ class DeviceType:
 
     equal_families: tuple[str, ...] = ()
     """Other families with this processor or card, and no less memory and network: as fast, and bought where the
-    first cannot be had."""
+    first are not available."""
 
     market: Market = Market.ON_DEMAND
     """How units of this type are bought; the name of one on spot ends with SPOT_SUFFIX."""

@@ -29,7 +29,7 @@ _DISABLED_VARIABLE = "AWS_EC2_METADATA_DISABLED"
 _NOT_FOUND = 404
 
 _SIOCGIFADDR = 0x8915
-"""Of Linux's sockios.h."""
+"""Constant of Linux's sockios.h."""
 
 
 def is_in_the_cloud() -> bool:

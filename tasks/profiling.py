@@ -39,7 +39,7 @@ class PlannedJob:
     """
 
     num_samples: int
-    """Of one epoch."""
+    """Rows of one epoch."""
 
     features: FeatureSpec
     """Columns and table sizes."""
@@ -81,7 +81,7 @@ class ProfiledModel:
     """With the tables of the data at hand."""
 
     local_profile: LayerProfile
-    """Of this machine, measured, at the micro-batches that are trained here."""
+    """Profile of this machine, measured at the micro-batches that are trained here."""
 
     planned_graph: ModelGraph
     """With the tables of the planned job."""

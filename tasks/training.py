@@ -155,7 +155,7 @@ def write_job(
 
 @task(name="train", cache_policy=NO_CACHE)
 def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None]) -> TrainingOutcome:
-    """Tell the nodes who takes part, and follow them to the end; `on_progress` is called behind steps."""
+    """Write for the nodes who takes part, and follow them to the end; `on_progress` is called after steps."""
     publish_cluster(run, cluster)
     created_at = datetime.fromisoformat(cluster.created_at)
     logged_at_s = 0.0

@@ -39,7 +39,7 @@ class BlockChanges:
         """By block the bits of rows on disk that a checkpoint has not read yet."""
 
         self._written: set[int] = set()
-        """Of these, blocks that were written since."""
+        """Pending blocks that were written since."""
 
         self._busy: set[int] = set()
         self._turn = threading.Condition()

@@ -122,7 +122,7 @@ def move_marks(is_changed: npt.NDArray[np.bool_], leaving: InMemory, bits: npt.N
     """Move the marks of slots that have changed to bits of their rows, in the order of `np.packbits`.
 
     Args:
-        is_changed: By slot; those of the leaving rows are False behind it.
+        is_changed: By slot; the marks of leaving rows are False afterwards.
         leaving: Rows that leave memory.
         bits: Of the block, a bit for each row.
     """

@@ -1,9 +1,9 @@
 """All rows of a table shard in files on disk, which are read and written in whole blocks.
 
 Files have no names: they are scratch, made from initial rows or a checkpoint. So two processes never share one, none
-is taken for that of another model, and a process that is killed leaves nothing behind. Where the file system can,
-blocks go past the page cache, which would count against the memory of a container. Of several disks each has as many
-blocks as suit its speed, in turns, so that a sweep keeps all of them busy.
+is taken for that of another model, and a killed process leaves no file. Where the file system can,
+blocks go past the page cache, which would count against the memory of a container. Each of several
+disks has as many blocks as suit its speed, in turns, so that a sweep keeps all of them busy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BLOCK_BYTES = 4 * 1024**2
 """About what a block of a large shard has: sequential speed of a disk, and small beside the memory of a worker."""
 
 _MIN_BLOCKS = 64
-"""Of a small shard, so that the buffers of a sweep, some blocks, are small beside it."""
+"""A small shard has so many, so that the buffers of a sweep, some blocks, are small beside it."""
 
 _ROWS_PER_PAGE = 1024
 """So many records of float32 always fill whole pages of 4 KiB, as reads and writes past the page cache must."""

@@ -69,7 +69,7 @@ class IdLayout:
 
     @property
     def num_rows(self) -> int:
-        """Of the whole table."""
+        """Rows of the whole table."""
         return int(self.num_buckets_S.sum()) * BUCKET_ROWS
 
     def bucket_rows(self, ids_N: Int64Array) -> Int64Array:

@@ -220,7 +220,7 @@ def _cache_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        # Of this process alone; it stays behind, like every loaded library.
+        # For this process alone; it stays after its end, like every loaded library.
         return Path(tempfile.mkdtemp(prefix="heterps-kernels-"))
 
 

@@ -23,7 +23,7 @@ Indices = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float32]
 
 MOST_ROWS = 2**32
-"""Of a table whose rows the library sorts: an index and a position share eight bytes."""
+"""Rows of a table that the library can sort: an index and a position share eight bytes."""
 
 LARGEST_INT32 = 2**31 - 1
 

@@ -15,7 +15,7 @@ from heterps_core.embeddings.row_lists import Indices, Rows, RowSet, Slots, unio
 from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
 
 BATCHES_AHEAD = MOST_BATCHES - 1
-"""Behind so many windows memory holds nothing of one any more."""
+"""After so many windows memory holds nothing of one any more."""
 
 _LARGEST_ROW = 2**32 - 1
 """No shard has it: 4 bytes in place of 8 for each row of a window."""
@@ -83,7 +83,7 @@ class WindowPlan:
         """Tell whether the window has room for a batch with these distinct rows, ascending.
 
         A window without a batch would stop the training, so one of several leaves room for the next `BATCHES_AHEAD`:
-        where each of these needs a window of its own, behind the last of them this one does not count any more.
+        where each of these needs a window of its own, this one does not count any more after the last of them.
         So memory is too small only where it does not suffice for windows of one batch.
 
         Args:

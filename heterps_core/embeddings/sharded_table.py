@@ -49,7 +49,7 @@ class RowExchange:
     as they are."""
 
     found_rows: Tensor | None = None
-    """Of dynamic ids, what `IdIndex.find` said of `local_rows`."""
+    """Answer of `IdIndex.find` for `local_rows`, with dynamic ids."""
 
 
 class ShardedTable:
@@ -173,7 +173,7 @@ class ShardedTable:
         Args:
             rows_BS: Row indices [B, S] of the whole table, or dynamic ids, int64.
             before_BW: Columns to put before the rows.
-            after_BV: Columns to put behind them; they get no gradient.
+            after_BV: Columns to put after them; they get no gradient.
             dtype: Of what is returned, float32 or bfloat16; the table stays float32.
 
         Returns:

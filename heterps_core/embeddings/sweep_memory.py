@@ -16,8 +16,8 @@ INDEX_BYTES_PER_SLOT = 33
 Zipf 1.05 with a third of the rows in memory); the list of free slots, and the mark of a row that has changed."""
 
 BITS_PER_ROW = 4
-"""Of the shard: whether a window has it and whether one of the last three has, whether it has changed since the last
-checkpoint, and must be read for this checkpoint."""
+"""For each row of the shard: whether a window has it and whether one of the last three has, whether it has changed
+since the last checkpoint, and must be read for this checkpoint."""
 
 NUM_PARTS = 4
 """A sweep takes as many windows, and memory holds the rows of one more: with more parts the file is swept less often,
@@ -27,8 +27,8 @@ SWEEPING_THREADS = 2
 """One block is read or written while rows are copied from or to another."""
 
 MOST_BATCHES = 2 * NUM_PARTS
-"""Whose rows are in memory at most where each window has one batch: those of `NUM_PARTS` + 1 windows, and in parts
-that were visited earlier those of windows before them."""
+"""Batches whose rows are in memory at most where each window has one batch: those of `NUM_PARTS` + 1 windows, and in
+parts that were visited earlier those of windows before them."""
 
 _BUFFERED_BLOCKS = 5
 """A buffer of each thread with as much for what it copies, and one for checkpoints."""
@@ -45,7 +45,7 @@ class SweepCounts:
     """Distinct rows of each batch, summed over batches."""
 
     rows_fetched: int = 0
-    """Of these, rows that came from disk, once for all batches of a window."""
+    """Rows among them that came from disk, once for all batches of a window."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -74,7 +74,7 @@ class ShardSize:
 
     @property
     def whole_bytes(self) -> int:
-        """Of the shard in memory."""
+        """Bytes of the whole shard in memory."""
         return self.num_rows * self.row_bytes
 
     @property

@@ -1,7 +1,7 @@
 """A table shard that is larger than the memory for it: rows that are needed soon are in memory, all others on disk.
 
 Which batches come is known, so nothing is fetched row by row. The file of cold rows is swept again and again, a
-part of it beside each window of batches: behind the visit of a part those of its rows are in memory that this window
+part of it beside each window of batches: after the visit of a part those of its rows are in memory that this window
 has or one until the next visit, all others are on disk. Frequent rows are in every window, so they never touch the
 disk. Look-ups and updates work on slots: the same kernels on a smaller tensor, so every row gets bit for bit what it
 gets in a table that is in memory.

@@ -31,7 +31,7 @@ PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
 """Those of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 
 Setting: TypeAlias = bool | int | float | Sequence[int]
-"""Of a model: a number, or widths of layers, whose names end with "widths"."""
+"""Setting of a model: a number, or widths of layers, whose names end with "widths"."""
 
 _SIZED = re.compile(r"([^()]+)\((\w+=[^,()=]+(?:, \w+=[^,()=]+)*)\)")
 

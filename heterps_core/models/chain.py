@@ -171,7 +171,7 @@ def _run_checked(what: str, layer: nn.Module, activation: Tensor) -> Tensor:
             raise ConfigurationError(
                 f"{what} must have input_width {got}, the width of the layer before it, got {layer.input_width}"
             )
-        # Not a leaf of autograd, which a layer behind could not change in place.
+        # Not a leaf of autograd, which a later layer could not change in place.
         return torch.zeros(len(activation), layer.output_width, requires_grad=True).clone()
     width = ", ".join(map(str, activation.shape[1:]))
     try:

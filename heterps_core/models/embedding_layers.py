@@ -14,14 +14,14 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 
 
 class Embeddings(nn.Module):
-    """Embeddings of slots, those of one width together: [B, W] with the dense features behind all vectors.
+    """Embeddings of slots, those of one width together: [B, W] with the dense features after all vectors.
 
     Args:
         features: Slots, dense features, and the widths that slots ask for.
         dimension: Width of the vectors of all other slots; their layer is called "embedding", one of another width
             "embedding_8".
         slots: Indices of the slots to look up; all by default.
-        include_dense: Put the dense features behind the vectors.
+        include_dense: Put the dense features after the vectors.
 
     Example:
         >>> features = FeatureSpec(num_dense=1, slot_rows=(9, 9, 9), slot_dimensions=(None, 4, None))
@@ -58,7 +58,7 @@ class Embeddings(nn.Module):
 def add_embeddings(layers: MutableMapping[str, nn.Module], features: FeatureSpec, *, dimension: int) -> int:
     """Add embeddings of all slots to a chain, with attention over the values of sequences.
 
-    They are those of `Embeddings`, one behind the other. Returns the width that leaves the last.
+    They are those of `Embeddings`, one after the other. Returns the width that leaves the last.
 
     Example:
         >>> features = FeatureSpec(num_dense=1, slot_rows=(9, 9, 9), slot_dimensions=(None, 4, None))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 Shape = tuple[int, ...]
-"""Of a tensor's values for one row."""
+"""Sizes of a tensor's values for one row."""
 
 _BODY = "body"
 
@@ -24,7 +24,7 @@ class LiveTensor:
     """A tensor that is made on one side of a boundary and used on the other."""
 
     name: str
-    """Of the operation that makes it."""
+    """Name of the operation that makes it."""
 
     shape: Shape
 

@@ -44,10 +44,10 @@ class Layer(JsonDocument):
     """Activation that enters, in float32, plus the row indices that an embedding reads."""
 
     output_bytes_per_sample: int
-    """Activation that leaves, in float32; what crosses a boundary behind this layer."""
+    """Activation that leaves, in float32; what crosses a boundary after this layer."""
 
     forward_flops_per_sample: float
-    """Of matrix products alone."""
+    """Matrix products alone."""
 
     looked_up_bytes_per_sample: int
     """Rows that an embedding reads for one sample; 0 for other kinds."""
@@ -117,17 +117,17 @@ Arrow's reader, 70 MB, and of the counts by which models are judged, 100 MB; mea
 2.13.0+cpu, 2026-11-22; rounded up. Each run tells the most that its workers had beside what was counted for them."""
 
 ROW_BUFFER_BYTES_PER_SAMPLE = 200
-"""Of row groups in memory: 157 with Criteo's columns, and what is read, hashed and copied meanwhile."""
+"""Row groups in memory: 157 with Criteo's columns, and what is read, hashed and copied meanwhile."""
 
 CHECKPOINT_BYTES = 0.31e9
 """Most that a worker copies for a checkpoint and has not written yet; a smaller model has no more to copy."""
 
 CARD_BYTES = 1.0e9
-"""Of a card: the context of CUDA, NCCL's buffers and the allocator's rounding. Assumed: the order of what PyTorch
-takes on a card before any tensor; not measured, as there was no card."""
+"""Reserved on a card: the context of CUDA, NCCL's buffers and the allocator's rounding. Assumed: the order of what
+PyTorch takes on a card before any tensor; not measured, as there was no card."""
 
 FREE_SHARE = 0.03
-"""Of all memory, for the operating system and fragments. Assumed."""
+"""Share of all memory for the operating system and fragments. Assumed."""
 
 
 def host_bytes_of_worker(num_samples: float) -> float:

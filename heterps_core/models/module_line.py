@@ -29,7 +29,7 @@ _ROW_COUNTS = (2, 3)
 def chain_of(model: str, module: nn.Module) -> nn.Sequential:
     """Return a module whose forward takes the batch as a chain of layers with the same parameters.
 
-    Embeddings are layers of their own, behind which the tensors that were live before them stand first. All other
+    Embeddings are layers of their own, after which the tensors that were live before them stand first. All other
     layers are of type `GraphBlock`.
 
     Args:
@@ -47,8 +47,8 @@ def chain_of(model: str, module: nn.Module) -> nn.Sequential:
 class _Line:
     """The operations of a model one after the other, and the boundaries between them.
 
-    Boundary p lies behind operation p. It can be cut where each live tensor has float32 values and a row for each of
-    the batch, no parameter is used on both sides, and no operation behind writes to a tensor from before.
+    Boundary p lies after operation p. It can be cut where each live tensor has float32 values and a row for each of
+    the batch, no parameter is used on both sides, and no later operation writes to a tensor from before.
     """
 
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph) -> None:
@@ -146,7 +146,7 @@ class _Line:
         return ""
 
     def _live(self, position: int) -> list[fx.Node]:
-        """Return the operations up to a boundary whose results are used behind it, in order."""
+        """Return the operations up to a boundary whose results are used after it, in order."""
         return [node for node in self._nodes[: position + 1] if self._last_use[node] > position]
 
     def _described(self, nodes: list[fx.Node]) -> tuple[LiveTensor, ...]:
@@ -177,7 +177,7 @@ class _Line:
         self, probe: Probe, position_of: dict[fx.Node, int]
     ) -> Iterator[tuple[int, int, str]]:
         for writer, changed in probe.written.items():
-            # A buffer that is packed behind the writer holds what it wrote.
+            # A buffer that is packed after the writer holds what it wrote.
             places = [position_of[node] for node in [writer, *changed]]
             yield min(places), max(places), f"{writer.name} writes in place to {changed[0].name}"
 

@@ -136,7 +136,7 @@ class Probe(fx.Interpreter):
 
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph, *, num_rows: int) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
-        # What an operation raises is told in a line.
+        # An error of an operation is reported in a line.
         self.extra_traceback = False
         self._model, self._num_rows = model, num_rows
         self._generator = torch.Generator().manual_seed(0)
@@ -154,7 +154,7 @@ class Probe(fx.Interpreter):
         }
         versions = {node: value._version for node, value in made.items()}
         if n.op == "call_module" and isinstance(embedding := self.fetch_attr(str(n.target)), SlotEmbedding):
-            # Not a leaf of autograd, which an operation behind could not change in place.
+            # Not a leaf of autograd, which a later operation could not change in place.
             shape = (self._num_rows, embedding.output_width)
             result: Any = torch.randn(shape, generator=self._generator).requires_grad_().clone()
         else:

@@ -35,7 +35,7 @@ from heterps_core.units import BYTES_PER_FLOAT32
 class SlotEmbedding(nn.Module):
     """One table for several slots: output [B, W + S * D (+ dense features)]; the values of a list are pooled.
 
-    Where it keeps sequences, the slot of one has the vectors of its values side by side, zeros behind its end, and
+    Where it keeps sequences, the slot of one has the vectors of its values side by side, zeros after its end, and
     the lengths of all stand in front of the dense features.
 
     The rows are not made here but by `attach_table`, since only the owner of a shard may hold it.
@@ -212,7 +212,7 @@ class SlotEmbedding(nn.Module):
         )
 
     def row_numbers(self, batch: ClickBatch) -> Tensor:
-        """Return the rows of the table [B, K] that a batch looks up, or dynamic ids; `NO_ID` behind a list's end."""
+        """Return the rows of the table [B, K] that a batch looks up, or dynamic ids; `NO_ID` after a list's end."""
         ids_BK = batch.ids if self._reads_all_ids else batch.ids[:, self.id_columns]
         if self.ids is not None:
             return ids_BK
@@ -227,13 +227,15 @@ class SlotEmbedding(nn.Module):
         """Return [B, output_width] of type `dtype`: incoming activation, vectors in slot order, dense features."""
         if self.table is None:
             raise RuntimeError("attach_table must come before the first forward pass")
-        behind = batch.dense if self.include_dense else None
+        after_BV = batch.dense if self.include_dense else None
         if self.sequences:
             is_there_BK = batch.ids != NO_ID
             columns = [self.features.id_columns[self.slots[place]] for place in self.sequences]
             lengths = [is_there_BK[:, each.start : each.stop].sum(1, keepdim=True) for each in columns]
-            behind = torch.cat([each.to(dtype) for each in lengths] + ([] if behind is None else [behind]), 1)
-        return self.table.lookup(self.row_numbers(batch), activation_BW, behind, dtype=dtype)
+            after_BV = torch.cat(
+                [each.to(dtype) for each in lengths] + ([] if after_BV is None else [after_BV]), 1
+            )
+        return self.table.lookup(self.row_numbers(batch), activation_BW, after_BV, dtype=dtype)
 
 
 def add_tower(
@@ -244,7 +246,7 @@ def add_tower(
     prefix: str = "",
     dropout: float = 0.0,
 ) -> int:
-    """Add fully connected layers, a ReLU and dropout behind each, to a chain; returns the width that leaves."""
+    """Add fully connected layers, a ReLU and dropout after each, to a chain; returns the width that leaves."""
     for number, hidden in enumerate(hidden_widths, start=1):
         layers[f"{prefix}fc{number}"] = nn.Linear(width, hidden)
         layers[f"{prefix}relu{number}"] = nn.ReLU()

@@ -63,7 +63,7 @@ _FORMULAS = {
     torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
     torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
 }
-"""Of operations that torch's counter leaves out: LSTM on a CPU."""
+"""Formulas of operations that torch's counter leaves out: LSTM on a CPU."""
 
 
 def trace_chain(

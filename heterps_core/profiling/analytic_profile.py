@@ -156,7 +156,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     such as sorting, are several kernels on an accelerator; caches; clocks that fall under load; that a kind may
     miss the roofline by another factor on other hardware, above all embeddings on accelerators, whose random
     reads a CPU's slowdown describes badly. Links have the measured latency of this machine's software and the
-    device type's published bandwidth. That of all-reduce errs on the slow side where several units share a host:
+    device type's published bandwidth. The link of all-reduce errs on the slow side where several units share a host:
     a ring crosses the host's link once for all of them.
 
     Raises:

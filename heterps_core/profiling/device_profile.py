@@ -43,7 +43,7 @@ class DeviceProfile(JsonDocument):
 
     profile: LayerProfile
     run_id: str = ""
-    """That rented the machine; empty until its bill is known."""
+    """The run that rented the machine; empty until its bill is known."""
 
     cost_usd: float = 0.0
     charged_to: str | None = None

@@ -40,7 +40,7 @@ class MachineSpeed:
     """The limits of one unit, as measured; a roofline divides by them."""
 
     flops_per_s: float
-    """Of a large float32 matrix product."""
+    """Rate of a large float32 matrix product."""
 
     memory_bandwidth_bytes_per_s: float
     """Bytes read and written by a large copy."""
@@ -132,7 +132,7 @@ class LayerProfile(JsonDocument):
     """Mean time of a small message between two workers of this machine that compute in between."""
 
     machine_speed: MachineSpeed | None
-    """Of one unit: measured, or published where the profile is an estimate or imported; None if unknown."""
+    """Limits of one unit: measured, or published where the profile is an estimate or imported; None if unknown."""
 
     sum_over_step: float | None
     """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""

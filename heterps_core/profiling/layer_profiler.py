@@ -56,7 +56,7 @@ caches as those of larger tables do. The same look-ups over 2 GB took 8 % longer
 page translations), over 0.2 GB 4 % less (2 shared AMD cores, 32 MiB last cache, 2026-11-26)."""
 
 _LEAST_PROFILED_ROWS = 1_024
-"""Of each column: a model whose own tables are larger than the bound is measured with these."""
+"""Least rows of each column: a model whose own tables are larger than the bound is measured with these."""
 
 
 def trace_model(request: ProfileRequest) -> ModelGraph:

@@ -45,7 +45,7 @@ class ProfileRequest(JsonDocument):
     """B_o, samples of one profiling batch, at least 2; best what is trained at once: a micro-batch."""
 
     num_threads: int = 1
-    """Of a worker; one, where a unit is one core."""
+    """Threads of a worker; one, where a unit is one core."""
 
     dense_optimizer: str = "adam"
     embedding_optimizer: str = "rowwise-adagrad"
@@ -56,7 +56,7 @@ class ProfileRequest(JsonDocument):
     """Folder of a prepared data set whose row indices are looked up; None to draw some by Zipf's law."""
 
     dataset_fingerprint: str = ""
-    """Of that data set; a profile of other data is another profile."""
+    """Fingerprint of that data set; a profile of other data is another profile."""
 
     budget_s: float = 2.5
     """Time for the repeats; loading torch and making tables comes on top."""

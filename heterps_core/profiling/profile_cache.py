@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept", bound=JsonDocument)
 
 
-def _profile_name(
+def profile_name(
     request: ProfileRequest,
     graph: ModelGraph,
     *,
@@ -66,7 +66,7 @@ def device_profile_name(
     Tables grow every night, and a look-up takes as long. Builds of the same version for other hardware ("2.13.0+cpu")
     run the same code.
     """
-    return _profile_name(
+    return profile_name(
         request,
         graph.without_table_sizes(),
         device_type=device_type,
@@ -84,6 +84,14 @@ class ProfileCache(Generic[Kept]):
     def __init__(self, directory: Path | None, kind: type[Kept]) -> None:
         self._directory = directory
         self._kind = kind
+
+    def get_or_measure(self, name: str, measure: Callable[[], Kept]) -> Kept:
+        """Return the profile of a name; measure and keep it where there is none that can be read."""
+        found = self.get(name)
+        if found is None:
+            found = measure()
+            self.keep(name, found)
+        return found
 
     def get(self, name: str) -> Kept | None:
         """Return the profile of a name, or None where there is none that can be read."""
@@ -131,16 +139,15 @@ def profile_model(
         hardware = [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    name = _profile_name(
+    name = profile_name(
         request,
         graph,
         device_type=LOCAL_DEVICE_TYPE,
         hardware_fingerprint=this_machine().fingerprint(),
         software=software_versions(),
     )
-    cache = ProfileCache(cache_directory, LayerProfile)
-    if (measured := cache.get(name)) is None:
-        measured = measure_in_fresh_process(request)
-        cache.keep(name, measured)
+    measured = ProfileCache(cache_directory, LayerProfile).get_or_measure(
+        name, lambda: measure_in_fresh_process(request)
+    )
     estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}

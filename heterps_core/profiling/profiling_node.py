@@ -133,7 +133,7 @@ def follow_profiling(run: RunDirectory, cluster: Cluster, *, time_limit_s: float
 def _result_of(run: RunDirectory, node: Node) -> DeviceProfile:
     end = run.require_json(exit_key(node.node_id))
     if end["exit_status"] != 0:
-        # Of a traceback only what it says in the end; the whole of it is in the file.
+        # The last line of a traceback says enough; the whole traceback is in the file.
         said = end["log_tail"].strip().splitlines()[-1:]
         raise TrainingError(f"it ended with status {end['exit_status']}: {' '.join(said)}")
     result = DeviceProfile.from_json(run.require_json(profile_key(node.node_id)))

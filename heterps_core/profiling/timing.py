@@ -63,7 +63,7 @@ def time_phases(
     max_repeats: int = 200,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Timing]:
-    """Run all phases in turns and time each by itself; a phase may leave things behind for the next one.
+    """Run all phases in turns and time each by itself; a phase may prepare things for the next one.
 
     No new round begins after `budget_s`, once there are `_MIN_REPEATS`; the warm-up is part of the budget.
     """

@@ -48,7 +48,8 @@ _WITHOUT_LAYERS = 2
 
 MANIFEST = "manifest.json"
 WHOLE_SUFFIX = "-whole"
-"""Of folders with nothing but rows, all of them, as they were at some steps behind the one of the name."""
+"""Ends the names of folders with nothing but rows, all of them, as they were some steps after the step of the
+name."""
 
 _FOLDER = re.compile(rf"\d{{8}}(?:{WHOLE_SUFFIX})?")
 
@@ -65,7 +66,7 @@ class TrainingCursor(JsonDocument):
     """Batches trained before, over all epochs."""
 
     def after_batch(self, batches_per_epoch: int) -> TrainingCursor:
-        """Return the cursor behind one more batch."""
+        """Return the cursor after one more batch."""
         if self.batch_index + 1 < batches_per_epoch:
             return TrainingCursor(self.epoch, self.batch_index + 1, self.step + 1)
         return TrainingCursor(self.epoch + 1, 0, self.step + 1)

@@ -4,7 +4,7 @@ At a step boundary a worker copies the rows that were updated since the last che
 on; a thread writes the copies to the store. Where the last of all workers has written, the first writes the manifest.
 
 Whole rows need no copy: a thread reads the table while it is trained, so that what it writes is of no single step.
-But every row that was updated since it began is marked, and stands in the next checkpoint behind it: both together
+But every row that was updated since it began is marked, and stands in the next checkpoint after it: both together
 are what the table was then (a fuzzy checkpoint, as databases take them; Haerder and Reuter 1983).
 
 Of a table that is larger than memory, changed rows that are on disk are not copied either: the thread reads them, and
@@ -56,13 +56,13 @@ COPIED_BYTES = 256 * 1024**2
 """Most bytes of rows that wait in memory to be written; the training waits where more have changed."""
 
 PIECE_BYTES = 16 * 1024**2
-"""Of rows, copied and written at once."""
+"""Bytes of rows that are copied and written at once."""
 
 SMALL_BYTES = 16 * 1024**2
 """Up to so many bytes of rows a worker copies all of them each time, which takes some 10 ms."""
 
 CHANGED_SHARE = 0.5
-"""Of the bytes of whole rows: where the changed ones behind them add up to more, whole ones are written again."""
+"""Share of the bytes of whole rows: where later changed ones add up to more, whole ones are written again."""
 
 _KEPT_CHECKPOINTS = 2
 
@@ -85,7 +85,7 @@ class _Part:
     """They have all of its rows."""
 
     folder_in_use: str | None
-    """That it is writing whole rows to."""
+    """The folder to which it is writing whole rows."""
 
     whole_bytes: int
     changed_bytes: int
@@ -198,8 +198,8 @@ class CheckpointWriter:
         if is_last and self._has_whole:
             self._abandon_whole()
         elif is_last or writing.done():
-            behind = {name: layer for name, layer in self._layers.items() if name > folder}
-            self._layers = {folder: writing.result()} | behind
+            later = {name: layer for name, layer in self._layers.items() if name > folder}
+            self._layers = {folder: writing.result()} | later
             self._has_whole, self._whole = True, None
 
     def _abandon_whole(self) -> None:
@@ -344,7 +344,7 @@ def _complete(
     if problem is not None:
         run.delete_folder(f"{CHECKPOINTS}/{folder}")
         return _why_not_written(problem, run, folder)
-    # Whole rows that a worker begins to write right behind this step are in a later folder.
+    # Whole rows that a worker begins to write right after this step are in a later folder.
     later = {name for name in run.names(CHECKPOINTS) if name > folder}
     _delete_unused(run, in_use=later.union(part.folder_in_use or "" for part in parts))
     logger.info("checkpoint at step %d written to %s/%s/%s", cursor.step, run.location, CHECKPOINTS, folder)

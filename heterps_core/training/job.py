@@ -42,11 +42,11 @@ STOP = "stop"
 """Beside `TELL`: what is done where a day looks otherwise than the one before."""
 
 NIGHT_SAMPLES = 1_000_000_000
-"""Of a large night; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
+"""Rows of a large night; Criteo's terabyte click logs hold 4.4 billion in 24 days, a fifth of this a day."""
 
 PRODUCTION_ROWS_PER_SLOT = 300_000_000
-"""Of a production model. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about 100 GB,
-those that HeterPS was made for 10 TB."""
+"""Rows of a table of a production model. With 26 slots of 16 floats 530 GB: the tables of MLPerf's DLRM take about
+100 GB, those that HeterPS was made for 10 TB."""
 
 _STEPS_PER_EPOCH = 256
 SMALLEST_BATCH, LARGEST_BATCH = 32, 4096
@@ -115,7 +115,7 @@ def default_update_mode(num_steps: float) -> str:
 def delayed_microbatches(batch_size: int, *, num_stages: int) -> int:
     """Return the number of micro-batches with which a pipeline with delayed updates does not wait for itself.
 
-    The least divisor of the batch that lets every stage be `WARMUP_PER_STAGE` ahead of the one behind it; all rows
+    The least divisor of the batch that lets every stage be `WARMUP_PER_STAGE` ahead of the next one; all rows
     where there are fewer.
 
     Example:
@@ -179,7 +179,7 @@ class TrainingConfig:
     its speed. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
 
     day_number: int = 0
-    """That is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
+    """The day that is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
     when they were last seen."""
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class OptimizerState(JsonDocument):
 
     sha256: str
     dense_optimizer: str
-    """Whose state it is."""
+    """The optimizer that the state belongs to."""
 
     embedding_optimizer: str
 
@@ -235,7 +235,7 @@ class StartModel(JsonDocument):
     """In the registry."""
 
     run_id: str
-    """That trained it."""
+    """The run that trained it."""
 
     weights_sha256: str
     optimizer_state: OptimizerState | None = None
@@ -261,7 +261,7 @@ class TrainingJob(JsonDocument):
     stages: tuple[Stage, ...]
     config: TrainingConfig
     start_model: StartModel | None = None
-    """Whose weights the first step sees; None draws them. A checkpoint of the run itself comes before it."""
+    """The first step sees its weights; None draws them. A checkpoint of the run itself comes before it."""
 
     worker_bytes: tuple[int, ...] = ()
     """Host memory that a worker of each stage needs; empty where that is not known, and nothing is refused for it."""

@@ -120,14 +120,14 @@ class TrainingLoop:
 
     @property
     def place(self) -> StagePlace:
-        """Of this worker."""
+        """The place of this worker."""
         return self.runner.place
 
     def train(self, cursor: TrainingCursor) -> TrainingCursor:
         """Train from `cursor` to the end, or until a stop is asked for.
 
         Returns:
-            The cursor behind the last batch; its epoch is below the number of epochs after a stop.
+            The cursor after the last batch; its epoch is below the number of epochs after a stop.
         """
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
@@ -162,7 +162,7 @@ class TrainingLoop:
                     if is_saved:
                         take_buffers_of_first_replica(self.model.layers.values(), group=self.place.group)
                         if self.metrics is not None:
-                            # Steps behind a checkpoint may be trained again, those before it are not.
+                            # Steps after a checkpoint may be trained again, earlier ones are not.
                             self.metrics.flush("training")
                         self.checkpoints.save(cursor, is_last=is_last)
                 if is_stopping:

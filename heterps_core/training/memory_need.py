@@ -24,8 +24,8 @@ from heterps_core.training.node.host_memory import gigabytes
 from heterps_core.training.pipeline.stage_device import is_gpu
 
 _READING_BYTES_PER_ROW = 1_400
-"""Of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers and copies;
-measured with row groups of 0.5 and 1 million rows on 2 cores, 2026-11-22."""
+"""Bytes per row of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers
+and copies; measured with row groups of 0.5 and 1 million rows on 2 cores, 2026-11-22."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class WorkerMemory:
     """What one worker needs of its host's memory."""
 
     process_bytes: int
-    """Of Python, torch, Arrow and what they import."""
+    """Python, torch, Arrow and what they import."""
 
     row_group_bytes: int
     state_bytes: int

@@ -49,10 +49,10 @@ BOOT_LIMIT_S = 300.0
 """Longest wait for the first sign of life of a rented machine, which boots and unpacks meanwhile."""
 
 _SHORT_OF_MEMORY_SHARE = 0.05
-"""Of a machine's memory: with less than this free a silence may come from its lack."""
+"""Share of a machine's memory: with less free a silence may come from its lack."""
 
 _REPORT_LIMIT_S = 1.0
-"""Within which nodes tell that their workers ended, counted from the last one that told it. Workers that miss one
+"""Nodes report within this time that their workers ended, counted from the last report. Workers that miss one
 another end at once, as their connections break; a node hears of their end at once, too."""
 
 _LOG_TAIL_LINES = 15
@@ -89,7 +89,7 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
 
 
 def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
-    """Tell the nodes who takes part; they wait for it, and for each generation behind the first."""
+    """Write for the nodes who takes part; they wait for it, and for each generation after the first."""
     if cluster.generation > 1:
         # A result or a stop of the generation before says nothing of this one.
         for key in (RESULT, STOP):
@@ -103,11 +103,10 @@ def follow_training(
     """Wait until the workers of a generation have ended on all nodes, and return how.
 
     Where those of one node have not ended well, the others miss them and end too, and each node tells it. A node that
-    does not is lost: after a moment where another misses its workers, or only it has told nothing; else where it has
-    given no sign of life for `SILENCE_LIMIT_S`, and all others have ended or nothing is trained yet, as they wait for
-    it. What is lost behind the result is not missed. What is said of a loss or failure names the stage, replica, node
-    and last step.
-    """
+    does not is lost: after a moment where another misses its workers, or only it has reported nothing; else where it
+    has given no sign of life for `SILENCE_LIMIT_S`, and all others have ended or nothing is trained yet, as they
+    wait for it. What is lost after the result is not missed. What is said of a loss or failure names the stage,
+    replica, node and last step."""
     memory = MemoryWatch()
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None
@@ -128,7 +127,7 @@ def follow_training(
             beat = stamps.get(node_key(node_id, HEARTBEAT))
             silence = pulse.silence(node_id, beat)
             if silence is not None and node_id not in silences:
-                # Of nodes that are processes of this machine the kernel's count tells here.
+                # The kernel's count of this machine holds for nodes that are its processes.
                 shortage = memory.shortage(f"node {node_id}") if run.is_local else None
                 silences[node_id] = MachinesLost(
                     message=f"{shortage or silence}; {_last_seen(run, cluster, node)}",

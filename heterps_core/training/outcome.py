@@ -34,7 +34,7 @@ class MachinesLost:
     """Machines that are lost; empty where all are there and only workers failed."""
 
     is_noticed: bool = False
-    """The cloud told it ahead, and a checkpoint of the last step is written."""
+    """The cloud gave notice, and a checkpoint of the last step is written."""
 
     signature: str | None = None
     """What would be the same if the same error came once more; None for what is left to chance."""

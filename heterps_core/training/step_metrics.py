@@ -123,16 +123,16 @@ class ProcessReport:
 
     storage: StorageUsage = field(default_factory=StorageUsage)
     stage: int | None = None
-    """Of a worker; None for a node's own process, which trains nothing."""
+    """Stage of a worker; None for a node's own process, which trains nothing."""
 
     trained_seconds: float = 0.0
     """By the clock, in its last attempt."""
 
     waited_seconds: float = 0.0
-    """Of these, for messages of neighbouring stages."""
+    """Seconds among them for messages of neighbouring stages."""
 
     sweeps: SweepCounts = field(default_factory=SweepCounts)
-    """Of tables that are larger than the memory for them, in its last attempt."""
+    """Sweeps of tables that are larger than the memory for them, in its last attempt."""
 
     peak_bytes: int | None = None
     """Most host memory that it had; None where that is not known."""

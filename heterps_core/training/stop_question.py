@@ -33,11 +33,11 @@ _BUCKET_LOOK_INTERVAL_S = 1.0
 class StopQuestion:
     """Asks the first worker now and then whether to stop; a context, in which it looks.
 
-    Every worker of the world makes one for the same first step, and calls `is_asked_for` behind each step.
+    Every worker of the world makes one for the same first step, and calls `is_asked_for` after each step.
 
     Args:
         run: Where the mark of a stop appears.
-        first_step: Behind which the first question comes.
+        first_step: The first question comes after it.
     """
 
     def __init__(self, run: RunDirectory, *, first_step: int) -> None:
@@ -62,7 +62,7 @@ class StopQuestion:
     def is_asked_for(
         self, step: int, *, limit_s: float, lost_first_worker: Callable[[RuntimeError], Exception]
     ) -> bool:
-        """Tell behind step `step` whether all stop; asks only at the agreed steps.
+        """Tell after step `step` whether all stop; asks only at the agreed steps.
 
         Args:
             limit_s: Longest wait for the answer.

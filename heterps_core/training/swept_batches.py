@@ -1,6 +1,6 @@
 """Batches in windows, so that the rows of tables that are larger than memory are there when their turn comes.
 
-While one window of batches is trained, a part of each table is visited on a thread for the windows behind it, and the
+While one window of batches is trained, a part of each table is visited on a thread for the following windows, and the
 last of these is read, a batch for each that is handed out. Until their turn comes batches wait in unnamed files: all
 together they would take as much memory as their rows. Without such tables batches are passed on.
 """
@@ -40,7 +40,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 class SweptBatches:
-    """Hands out batches whose rows are in memory. Within its `with` block steps follow; `close` comes behind it.
+    """Hands out batches whose rows are in memory. Within its `with` block steps follow; `close` comes after it.
 
     Args:
         batches: In order; each with the exchanges of all look-ups in swept tables. They are read on the thread that
@@ -132,7 +132,7 @@ class SweptBatches:
                 if not is_full and num_batches < length.most_batches:
                     break
                 if not num_batches:
-                    # Its visit would wait for the last step before it, and that for the batch behind it.
+                    # Its visit would wait for the last step before it, and that for the next batch.
                     raise self._too_little_memory(plans, rows)
                 length.end_window(num_batches, is_full=is_full)
                 yield _Window(num_batches, [plan.end_window() for plan in plans])
@@ -145,7 +145,7 @@ class SweptBatches:
         yield _Window(num_batches, [plan.end_window() for plan in plans])
 
     def _read_ahead(self) -> Iterator[list[list[Rows]]]:
-        """Put batches into files; yield of each, and of those up to `BATCHES_AHEAD` behind it, the rows by table."""
+        """Put batches into files; yield the rows of each, and of `BATCHES_AHEAD` later ones, by table."""
         ahead: deque[list[Rows]] = deque()
         for batch in self._batches:
             self._waiting[-1].append(batch, self._tables[0].folder)
@@ -185,7 +185,7 @@ class SweptBatches:
 
 
 def _next_whole(windows: Iterator[_Window | None]) -> _Window | None:
-    """Return the next window once all its batches are read; None behind the last."""
+    """Return the next window once all its batches are read; None after the last."""
     return next((window for window in windows if window is not None), None)
 
 
@@ -198,7 +198,7 @@ def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> Rows:
 class _Window(NamedTuple):
     num_batches: int
     rows: list[RowWindow]
-    """Of each swept table."""
+    """Rows of each swept table."""
 
 
 class _BatchFile:
@@ -206,16 +206,16 @@ class _BatchFile:
 
     def __init__(self) -> None:
         self.num_batches = 0
-        """That wait."""
+        """Batches that wait."""
 
         self._tables: list[ShardedTable] = []
-        """Of all look-ups in a micro-batch, in order."""
+        """Tables of all look-ups in a micro-batch, in order."""
 
         self._file: IO[bytes] | None = None
         self._num_read_bytes = 0
 
     def append(self, batch: Sequence[MicroBatch], folder: Path) -> None:
-        """Write a batch behind the others, into a file in a folder.
+        """Write a batch after the others, into a file in a folder.
 
         Raises:
             TrainingError: There is no room for it.

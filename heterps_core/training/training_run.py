@@ -32,7 +32,7 @@ class SweepFigures:
     """What the tables of a stage that are larger than memory take of its disks."""
 
     hit_share: float
-    """Of the distinct rows that the batches looked up, in [0, 1]: those that were in memory already."""
+    """Share of the distinct rows that the batches looked up, in [0, 1], that were in memory already."""
 
     rows_per_step: float
     """Fetched from disk, on all workers of the stage."""
@@ -49,7 +49,7 @@ class TrainingRun:
     """All epochs were trained; False after a stop that was asked for."""
 
     steps: tuple[StepMetrics, ...]
-    """Of all attempts; a step that was repeated after a restart occurs once, as it was done last."""
+    """Steps of all attempts; a step that was repeated after a restart occurs once, as it was done last."""
 
     num_attempts: int
     num_repeated_steps: int
@@ -59,13 +59,13 @@ class TrainingRun:
     """In which workers ran steps, over all attempts; start-up, evaluation and teardown are not of it."""
 
     repeated_seconds: float
-    """Of these, for steps that were done again later."""
+    """Seconds among them for steps that were done again later."""
 
     throughput_samples_per_s: float | None
     """Over the steps after the warm-up, by the clock; pauses for checkpoints count. None where these are too few."""
 
     undisturbed_throughput_samples_per_s: float | None
-    """Of the median step after the warm-up: what a prediction of the step time should meet."""
+    """Speed of the median step after the warm-up: what a prediction of the step time should meet."""
 
     idle_shares: Mapping[int, float]
     """By stage: the share of its workers' time, in [0, 1], in which they waited for other stages."""
@@ -82,8 +82,8 @@ class TrainingRun:
     """What all processes but this one asked of the bucket."""
 
     judgements: Mapping[str, HeldOutJudgement]
-    """Of the trained model on the held-out rows by each label, by the first beside the model that it began with; none
-    after a stop, which leaves no time for it."""
+    """Judgements of the trained model on the held-out rows by each label, by the first beside the model that it
+    began with; none after a stop, which leaves no time for it."""
 
     @property
     def judgement(self) -> HeldOutJudgement | None:
@@ -92,7 +92,7 @@ class TrainingRun:
 
     @property
     def quality(self) -> ClickQuality | None:
-        """Of the trained model on the held-out rows, by the first label."""
+        """Quality of the trained model on the held-out rows, by the first label."""
         return None if self.judgement is None else self.judgement.click_quality()
 
     @property

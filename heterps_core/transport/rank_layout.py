@@ -51,7 +51,7 @@ class WorkerPlace(NamedTuple):
     """Number of the worker on its node, from 0."""
 
     fingerprint: str
-    """Of the documents that it works by."""
+    """Hash of the documents that it works by."""
 
 
 def fingerprint(*documents: Mapping[str, Any]) -> str:
@@ -115,7 +115,7 @@ def lost_worker(
 
 
 def is_loss_of_another(error: BaseException) -> bool:
-    """Tell whether an error, or one of those behind it, is gloo's: another worker died or was silent for too long."""
+    """Tell whether an error, or one of its causes, is gloo's: another worker died or was silent for too long."""
     seen: BaseException | None = error
     while seen is not None:
         if "gloo/transport" in str(seen) or "Connection closed by peer" in str(seen):

@@ -29,10 +29,10 @@ SMALLEST_BUFFER_BYTES = 2**20
 HUGE_PAGE_BYTES = 2**21
 
 MADV_HUGEPAGE, MADV_COLLAPSE = 14, 25
-"""Of Linux' mman.h; the second from 6.1 on, before that the kernel joins pages when it finds the time."""
+"""Constants of Linux' mman.h; the second from 6.1 on, before that the kernel joins pages when it finds the time."""
 
 _MAP_FIXED = 0x10
-"""Of Linux' mman.h; `mmap` has all but this one."""
+"""Constant of Linux' mman.h; `mmap` has all but this one."""
 
 
 class SharedBuffer:
@@ -56,7 +56,7 @@ class SharedBuffer:
 
 
 def aligned(num_bytes: int) -> int:
-    """Return the first position behind so many bytes at which a tensor may begin."""
+    """Return the first position after so many bytes at which a tensor may begin."""
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
@@ -204,7 +204,7 @@ def receive_files(connection: socket.socket, count: int) -> list[int]:
 def _connect(
     found: dict[int, socket.socket], listener: socket.socket, rank: int, paths: Mapping[int, str]
 ) -> None:
-    """Connect to the workers before this one, and let those behind it connect; fills `found`."""
+    """Connect to the workers before this one, and let later ones connect; fills `found`."""
     for other, path in paths.items():
         if other < rank:
             found[other] = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -36,11 +36,11 @@ from heterps_core.transport.shared_memory import (
 )
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
-"""Of tensors in an outbox; a message says which by position."""
+"""Types of tensors in an outbox; a message says which by position."""
 
 NUM_BUFFERS = 2
-"""Of an outbox: who fills the second one knows by the answers of all to the first that they are done with what was
-there before."""
+"""Buffers of an outbox: who fills the second one knows by the answers of all to the first that they are done with
+what was there before."""
 
 _LARGEST_MESSAGE_BYTES = 4096
 

@@ -16,7 +16,7 @@ HIDDEN_WIDTHS = (400, 400)
 
 
 class DCN(nn.Module):
-    r"""Cross layers, :math:`x_{l+1} = x_0 \odot (W_l x_l + b_l) + x_l`, and fully connected ones behind them."""
+    r"""Cross layers, :math:`x_{l+1} = x_0 \odot (W_l x_l + b_l) + x_l`, and fully connected ones after them."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class MMoE(ClickModel):
         self.vectors = Embeddings(features, dimension=dimension)
         self.wide = Wide(features)
         width, labels = self.vectors.width, range(features.num_labels)
-        # The shared ones come first, behind them those of each label.
+        # The shared ones come first, then those of each label.
         num_experts = SHARED_EXPERTS + OWN_EXPERTS * features.num_labels
         self.experts = nn.ModuleList(self.tower(width) for _ in range(num_experts))
         self.gates = nn.ModuleList(nn.Linear(width, SHARED_EXPERTS + OWN_EXPERTS) for _ in labels)

@@ -1,12 +1,11 @@
-"""NCE: word vectors trained by telling true pairs of context and word from noise.
+"""NCE: word vectors trained by distinguishing true pairs of context and word from noise.
 
 Three tables as in the public word2vec example of PaddleRec: vectors of the context's words, and a vector and a bias
-for each word that is told from noise. Here a slot's value is a word; the first half of the slots is the context,
-averaged as in CBOW (Mikolov et al. 2013), and the others are its words. A row with a click is a true pair. Rows
-without one stand for drawn noise, whose rate k and distribution are not known: log(k P_n), which the logit of
-noise-contrastive estimation subtracts (Gutmann and Hyvaerinen 2010), is therefore learned, as one number.
-Dense features are no words and are left out.
-"""
+for each word that is distinguished from noise. Here a slot's value is a word; the first half of the slots is the
+context, averaged as in CBOW (Mikolov et al. 2013), and the others are its words. A row with a click is a true pair.
+Rows without one stand for drawn noise, whose rate k and distribution are not known: log(k P_n), which the logit of
+noise-contrastive estimation subtracts (Gutmann and Hyvaerinen 2010), is therefore learned, as one number. Dense
+features are no words and are left out."""
 
 from __future__ import annotations
 

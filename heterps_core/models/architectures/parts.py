@@ -17,7 +17,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
 
 _HISTORY_WIDTHS = (36,)
-"""Of the layers that compare a value of a sequence with the query; those of the paper of DIN."""
+"""Widths of the layers that compare a value of a sequence with the query; those of the paper of DIN."""
 
 
 class ClickModel(nn.Module):
@@ -229,7 +229,7 @@ class HistoryAttention(nn.Module):
 
 
 def mlp(width: int, hidden_widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:
-    """Return fully connected layers with a ReLU each and, where asked for, dropout behind it."""
+    """Return fully connected layers with a ReLU each and, where asked for, dropout after it."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     add_tower(layers, width, hidden_widths, dropout=dropout)
     return nn.Sequential(layers)

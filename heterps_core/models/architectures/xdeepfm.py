@@ -41,7 +41,7 @@ class XDeepFM(ClickModel):
         first_BDF = maps_BDH = vectors_BFD.transpose(1, 2)
         pooled = []
         for cross in self.cross:
-            # An outer product, whose gradients are two products too: half the time of a product with sums behind it.
+            # An outer product, whose gradients are two products too: half the time of a product and sums after it.
             maps_BD1H = maps_BDH.type_as(first_BDF).unsqueeze(2)
             products_BDX = torch.matmul(first_BDF.unsqueeze(3), maps_BD1H).flatten(2)
             maps_BDH = torch.relu(cross(products_BDX))

@@ -2,7 +2,7 @@
 
 The loss does not always tell: a ReLU that is fused with the layer before it turns NaN into 0. Backward passes do not
 hide it, since 0 times NaN is NaN: a NaN in an embedding row that a step looks up is in the gradient of the first
-layer behind it.
+layer after it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 FLOATS_PER_REGISTER = 16
-"""Of AVX-512. MKL finds the gradient of a weight faster transposed (1.1 times) where rows are no multiple of it."""
+"""Floats of a register of AVX-512. MKL finds the gradient of a weight faster transposed (1.1 times) where rows are
+no multiple of it."""
 
 
 class _Product(NamedTuple):

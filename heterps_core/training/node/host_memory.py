@@ -16,13 +16,13 @@ from heterps_core.training.node.failures import OutOfMemoryError
 MEMORY_FIX = "use smaller tables, more replicas, or a machine with more memory"
 
 _ALLOCATION_FAILURES = ("can't allocate memory", "Cannot allocate memory", "bad_alloc", "out of memory")
-"""Of torch's allocators, the system, C++ and CUDA; each raises a kind of its own."""
+"""Texts of torch's allocators, the system, C++ and CUDA; each raises a kind of its own."""
 
 _KILL_COUNTERS = ("memory.events", "memory.oom_control")
-"""Of a control group of version 2 and 1."""
+"""Files of a control group of version 2 and 1."""
 
 _ROOT_GROUP = Path("/sys/fs/cgroup/memory")
-"""Of version 1; what it counts is not what happens in the whole machine."""
+"""The root group of version 1; what it counts is not what happens in the whole machine."""
 
 _UNLIMITED_BYTES = 1 << 60
 """A control group of version 1 without a limit says a number above this."""
@@ -74,7 +74,7 @@ def num_memory_kills() -> int | None:
 
 
 def allocation_failure(error: BaseException) -> OutOfMemoryError | None:
-    """Return what to say of an error that means that memory could not be had; None for any other."""
+    """Return the message for an error that means that no memory is left; None for any other."""
     text = str(error)
     if not isinstance(error, MemoryError) and not (
         isinstance(error, RuntimeError | OSError) and any(sign in text for sign in _ALLOCATION_FAILURES)

@@ -1,12 +1,12 @@
 """What every program on a node does beside its work: finds out who it is, gives signs of life, says how it ended.
 
-A spot instance is told two minutes before it ends: time enough to ask all workers for a checkpoint and an end; else
-the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and goes
-on with other machines. A rebalance recommendation is only written down: most machines that get one live on.
+A spot instance gets a notice two minutes before it ends: time enough to ask all workers for a checkpoint and an end;
+else the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and
+goes on with other machines. A rebalance recommendation is only written down: most machines that get one live on.
 
 It needs to know where the run directory is, and which node of the cluster this is: by a variable, or by the id of
-the machine that it runs on, as the machines of a fleet are told the same and learn their names from cluster.json.
-"""
+the machine that it runs on, as the machines of a fleet get the same variables and learn their names from
+cluster.json."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ CLUSTER_TIMEOUT_S = 600.0
 _CLUSTER_POLL_S = 0.2
 BUCKET_CLUSTER_POLL_S = 2.0
 NEXT_CLUSTER_POLL_S = 0.25
-"""Of the next generation, for which a node waits some seconds."""
+"""Between two looks for the next generation, for which a node waits some seconds."""
 
 
 def node_key(node_id: str, name: str) -> str:
@@ -92,7 +92,7 @@ def wait_for_cluster(run: RunDirectory) -> Cluster:
 
 
 def read_cluster(run: RunDirectory, *, behind_generation: int = 0) -> Cluster | None:
-    """Return the newest cluster; None where its generation is not behind another.
+    """Return the newest cluster; None where its generation does not follow another one.
 
     Raises:
         DamagedFileError: It is not as the flow wrote it.
@@ -175,7 +175,7 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
         try:
             run.write_json(node_key(node_id, HEARTBEAT), {**sign, **memory})
         except OSError as error:
-            # A full disk may have room again; what it costs the work is told by those who do it.
+            # A full disk may have room again; those who do the work report what it costs.
             logger.warning("no sign of life could be written: %s", error)
 
     interval_s = HEARTBEAT_INTERVAL_S if run.is_local else BUCKET_HEARTBEAT_INTERVAL_S
@@ -214,7 +214,7 @@ def watch_notices(
 
 
 def leaving_nodes(run: RunDirectory) -> dict[str, str]:
-    """Return the nodes that were told of an interruption, with the time at which each ends."""
+    """Return the nodes that got a notice of an interruption, with the time at which each ends."""
     found = {}
     for node_id in run.names(NODES):
         notice = run.read_json(node_key(node_id, LEAVING))

@@ -2,8 +2,8 @@
 
 Who stands still or is killed leaves no last words, and its neighbours learn no more than that an answer is missing.
 Its node writes last words for it: a worker that stands still is named and ended within the limit that holds between
-neighbours, also where all others wait for it in a checkpoint; and of one that was killed it is told whether the
-kernel did so for lack of memory.
+neighbours, also where all others wait for it in a checkpoint; and it reports whether the
+kernel killed a worker for lack of memory.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Seen:
     sign: Sign
     num_looks_unchanged: int = 0
     num_bytes: int = 0
-    """Of its memory at the last look."""
+    """Its memory at the last look."""
 
 
 class _WorkerWatch:

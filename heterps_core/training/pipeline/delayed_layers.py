@@ -36,7 +36,7 @@ class DelayedLayers:
         self._run_layers = [run_layers(each) for each in copies]
 
     def begin_step(self, *, is_drained: bool) -> tuple[StageLayers, StageLayers]:
-        """Return the layers for a batch and for the one behind it, which takes the newest parameters.
+        """Return the layers for a batch and for the next one, which takes the newest parameters.
 
         Args:
             is_drained: No pass of the batch has run yet; it takes the newest parameters, too.

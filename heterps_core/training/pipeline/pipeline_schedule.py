@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 WARMUP_PER_STAGE = 4
-"""Forward passes that a stage runs ahead of the stage behind it, by default.
+"""Forward passes that a stage runs ahead of the next stage, by default.
 
 With 1 a stage waits for every message there and back. 2 close the gaps where weight gradients fill them and messages
 take no time; 4 also hide messages as long as a pass (simulated; docs/LOG.md). What is alive never exceeds a batch.
@@ -33,7 +33,7 @@ def one_forward_one_backward(
 ) -> Iterator[Action]:
     """Yield the passes of a stage in the order in which they must run.
 
-    After a warm-up of `warmup_per_stage` forward passes for each stage behind it a stage alternates, so that it
+    After a warm-up of `warmup_per_stage` forward passes for each later stage a stage alternates, so that it
     holds the activations of `warmup_per_stage * (num_stages - 1 - stage) + 1` micro-batches at most (with 1:
     PipeDream-Flush; Narayanan et al. 2021). With delayed updates micro-batches of all steps follow one another, and
     a stage is a batch ahead at the most (`most_ahead`).

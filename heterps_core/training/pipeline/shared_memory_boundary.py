@@ -6,7 +6,7 @@ spins, so all of a core is left to the layers.
 
 Rows stay until their receiver is done with the whole step, and with the next one where they were sent ahead for it:
 weight gradients are worked out late. A sender has three files, one for each step in turn, and writes into the one of
-three steps ago once all receivers have ended the step behind that; in training they have long done so by then.
+three steps ago once all receivers have ended the step after that; in training they have long done so by then.
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
@@ -30,7 +30,7 @@ from heterps_core.transport.shared_memory import (
 )
 
 NUM_BUFFERS = 3
-"""Of a sender, for the steps in turn."""
+"""Buffers of a sender, for the steps in turn."""
 
 _DONE = b"done"
 """Message: the step is at its end, and nothing is read any more of what was sent before it or in it for it."""
@@ -193,7 +193,7 @@ class ArrivingRows:
 
     boundary: SharedMemoryBoundary
     num_rows: int
-    """Of the whole micro-batch."""
+    """Rows of the whole micro-batch."""
 
     def is_there(self) -> bool:
         """Tell whether `wait` would return at once."""

@@ -17,7 +17,7 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 def joined(layers: Sequence[nn.Module]) -> tuple[nn.Module, fx.Graph]:
     """Return what holds the modules of layers, and a graph of calls that takes a batch and an activation.
 
-    The activation [B, W] is None at the start of a chain; what is returned is that behind the last layer.
+    The activation [B, W] is None at the start of a chain; the graph returns that after the last layer.
     """
     root = nn.ModuleList(layers)
     graph = fx.Graph()

@@ -1,6 +1,6 @@
 """Runs the layers of a stage in a given precision, and faster than one by one.
 
-A fully connected layer and the ReLU or sigmoid behind it run as one oneDNN operation, so bias and activation cost no
+A fully connected layer and the ReLU or sigmoid after it run as one oneDNN operation, so bias and activation cost no
 pass over memory (a GELU costs one, as its gradient needs what enters it), and oneDNN's product is the faster one on
 processors that MKL was not written for: 1.13 times at 4096 x 400 x 400 and 1.9 times for the gradient of an input 429
 wide (float32, Zen 4, one thread). Parameters, gradients and what leaves the stage are float32 in any precision;
@@ -30,7 +30,7 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bf
 """In what dense layers multiply, for each of `PRECISIONS`."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
-"""Of glibc's malloc.h."""
+"""Constants of glibc's malloc.h."""
 
 _LARGEST_HEAP_BLOCK_BYTES = 2**25
 """Larger ones, such as tables, are still mapped on their own. The largest value that any glibc takes."""
@@ -134,7 +134,7 @@ def general_layers(chain: nn.Sequential) -> tuple[str, ...]:
 
 
 _FUSED = "fused_"
-"""Of the names of calls that `StageLayers` puts in the place of fully connected layers."""
+"""Begins the names of calls that `StageLayers` puts in the place of fully connected layers."""
 
 
 def _linear_of(root: nn.Module, node: fx.Node) -> nn.Linear | None:

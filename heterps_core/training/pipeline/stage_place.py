@@ -65,12 +65,12 @@ class StagePlace:
 
     @property
     def num_replicas(self) -> int:
-        """Of this stage."""
+        """Replicas of this stage."""
         return len(self.layout.ranks[self.stage])
 
     @property
     def num_stages(self) -> int:
-        """Of the plan."""
+        """Stages of the plan."""
         return self.layout.num_stages
 
 

@@ -10,7 +10,7 @@ Training"). Nor does it for the sum of batch t's gradients over replicas, which 
 Dense layers compute batch t, forward and backward, with the parameters after t - 2 batches instead of t, on all
 stages, which takes two copies of them. Rows of tables are read as they are when a forward pass runs: those passes of
 batch t + 1 that run ahead see none of batch t's updates, the others all. Both follow from the order of passes alone,
-so a run can be repeated bit for bit. A batch behind a drained pipeline sees all updates from before it.
+so a run can be repeated bit for bit. A batch after a drained pipeline sees all updates from before it.
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
@@ -61,16 +61,16 @@ class MicroBatch:
     """The part of a micro-batch that a replica works on."""
 
     num_rows: int
-    """Of the whole micro-batch, over all replicas."""
+    """Rows of the whole micro-batch, over all replicas."""
 
     batch: ClickBatch
     """This replica's slice."""
 
     exchanges: Sequence[tuple[ShardedTable, RowExchange]] = ()
-    """Of tables whose owners know already what this slice will look up in them, what each is to expect."""
+    """Tables whose owners know already what this slice will look up, with what each is to expect."""
 
     row_keys: Tensor | None = None
-    """Of the slice's rows, for dropout; see `RowDropout`."""
+    """Keys of the slice's rows, for dropout; see `RowDropout`."""
 
 
 class _LivePass(NamedTuple):
@@ -132,7 +132,7 @@ class StageRunner:
         """Forward passes whose backward passes are still to come."""
 
         self._sums: deque[PendingSum] = deque()
-        """Of batches whose update is still to come."""
+        """Sums of batches whose update is still to come."""
 
         self._slowest_step_s = 0.0
         self._is_warm = False
@@ -140,7 +140,7 @@ class StageRunner:
         """In training steps after the first, which warms up."""
 
         self.waited_seconds = 0.0
-        """Of these, for messages of other stages with nothing left to work out."""
+        """Seconds among them for messages of other stages with nothing left to work out."""
 
     @property
     def silence_limit_s(self) -> float:

@@ -1,4 +1,4 @@
-"""The files of an exported model, and how it is told that they are whole; without torch, for checks alone.
+"""The files of an exported model, and the check that they are whole; without torch, for checks alone.
 
 model.safetensors        every weight by "layer.parameter"; no pickle, so loading runs nothing
 model.json               name of the model, its features, schema and numeric transform, hashes of the other files

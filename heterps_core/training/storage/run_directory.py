@@ -67,7 +67,8 @@ _BLOCK_BYTES = 16 * 1024**2
 """Read at once where files are copied, each a request."""
 
 _MAX_READS = 50
-"""Of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to read."""
+"""Most reads of a file that is replaced again and again; two writes a second leave hundreds of milliseconds to
+read."""
 
 _MAX_FAILED_READS = 3
 
@@ -232,7 +233,7 @@ class RunDirectory:
         """Return a JSON file's content, or None where there is no file.
 
         Parts of two versions that pass the checks of `read_bytes`, as the same two came twice, are no JSON: neither a
-        part of an object nor one with something behind it is.
+        part of an object nor one with something after it is.
 
         Raises:
             ValueError: It is damaged.

@@ -33,7 +33,7 @@ class StorageUsage:
     """Bytes times the seconds for which they were kept: what a store charges for, whatever was replaced meanwhile."""
 
     egress_bytes: int = 0
-    """Of what was read, by a host outside the store's region."""
+    """Bytes that were read by a host outside the store's region."""
 
     def __add__(self, other: StorageUsage) -> StorageUsage:
         return StorageUsage(
@@ -72,7 +72,7 @@ def check_store_location(location: str) -> None:
 
 def _refusal(start: str, what: str) -> ConfigurationError:
     return ConfigurationError(
-        f"a store's URI must hold no credentials, since every rented machine is told it, but the one that starts "
+        f"a store's URI must hold no credentials, since every rented machine gets it, but the one that starts "
         f"with {start!r} holds {what}; write it without, as in s3://bucket/prefix: this machine finds credentials as "
         f"boto3 does (aws configure, AWS_PROFILE), and nodes have their run's role"
     )

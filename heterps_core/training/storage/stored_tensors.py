@@ -1,9 +1,9 @@
 """Tensors in flat files of a run, written by their owners and read by the ranges that are needed.
 
 A file is the bytes of its tensors one after the other, little-endian, rows in order; a manifest says what stands
-where. Rows that are not neighbours, such as those that changed since a moment, stand behind a list of their numbers.
+where. Rows that are not neighbours, such as those that changed since a moment, follow a list of their numbers.
 What is read is checked block by block (`verified_files.py`): damaged bytes never reach a tensor. None of it is
-a pickle. The file of an exported model in the safetensors format is such a file too, behind its header.
+a pickle. The file of an exported model in the safetensors format is such a file too, after its header.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class StoredRows:
     """Name in `DTYPES`."""
 
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Sizes of the whole tensor."""
 
     first_row: int
     num_rows: int
     file: str
     offset: int
-    """Of the first byte in the file."""
+    """Place of the first byte in the file."""
 
     numbers_offset: int | None = None
-    """Of the numbers of these rows in the file, int64 and ascending; None where they are consecutive."""
+    """Place of the numbers of these rows in the file, int64 and ascending; None where they are consecutive."""
 
     stop_row: int | None = None
-    """Behind the last one, where they are not consecutive."""
+    """One after the last, where they are not consecutive."""
 
     @property
     def row_bytes(self) -> int:
@@ -88,7 +88,7 @@ class TensorManifest(JsonDocument):
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Bytes of all files."""
         return sum(file.num_bytes for file in self.files)
 
     def of(self, names: Collection[str]) -> TensorManifest:
@@ -117,7 +117,7 @@ class TensorRows:
     """From the first to the last."""
 
     num_rows: int
-    """Of the whole tensor."""
+    """Sizes of the whole tensor."""
 
     numbers_U: Tensor | None = None
     """Which rows these are, int64 and ascending; None where they are consecutive."""
@@ -130,7 +130,7 @@ class TensorRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
+        """Sizes of the whole tensor."""
         return (self.num_rows, *self.tensor.shape[1:]) if self.tensor.ndim else ()
 
 
@@ -257,7 +257,7 @@ def _consecutive(rows: StoredRows, part: TensorRows) -> _Copy:
 
 
 def _fill_listed(file: VerifiedFile, found: Sequence[tuple[StoredRows, TensorRows]]) -> None:
-    """Fill tensors of one table with rows that stand behind one list of their numbers."""
+    """Fill tensors of one table with rows that follow one list of their numbers."""
     listed = found[0][0]
     assert listed.numbers_offset is not None
     numbers_U = np.empty(listed.num_rows, dtype=np.int64)

@@ -99,12 +99,12 @@ def find_signed_json(run: RunDirectory, key: str) -> Any | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HashedFile:
-    """How long a file is, and what it is checked by."""
+    """Length and checksum of a file."""
 
     name: str
     num_bytes: int
     hashes_sha256: str
-    """Of the file with the hashes of its blocks."""
+    """SHA-256 of the file with the hashes of its blocks."""
 
     def __post_init__(self) -> None:
         if not _FILE_NAME.fullmatch(self.name):
@@ -136,7 +136,7 @@ class BlockHasher:
 
 
 def write_hashes(run: RunDirectory, folder: str, name: str, hasher: BlockHasher) -> HashedFile:
-    """Write the hashes of a file's blocks beside it, and return what it is checked by."""
+    """Write the hashes of a file's blocks beside it, and return its length and checksum."""
     hashes = hasher.digests()
     run.write_bytes(f"{folder}/{name}{HASHES_SUFFIX}", hashes, is_durable=True)
     return HashedFile(name=name, num_bytes=hasher.num_bytes, hashes_sha256=hashlib.sha256(hashes).hexdigest())
@@ -178,7 +178,7 @@ class VerifiedFile:
                         number = (start + first) // BLOCK_BYTES
                         if found != self._hashes[number * _HASH_BYTES : number * _HASH_BYTES + len(found)]:
                             raise _damaged(
-                                run, key, f"has other bytes behind offset {start + first:,} than were written"
+                                run, key, f"has other bytes after offset {start + first:,} than were written"
                             )
                     yield start, content
         except FileNotFoundError as error:

@@ -33,11 +33,11 @@ def train_in_turns(
     num_turns: int,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Iterator[ClickQuality]:
-    """Train a model on the training rows, and yield its quality by the first label behind each turn.
+    """Train a model on the training rows, and yield its quality by the first label after each turn.
 
     Args:
         model: Registry name or import path.
-        config: Updates come behind each batch, in whichever mode; its micro-batches are one.
+        config: Updates come after each batch, in whichever mode; its micro-batches are one.
         rated: First and stop of the rows that it is judged on.
         num_turns: Parts of about equal length that the training has, at least 1; no more than it has steps.
         is_over: Asked before each step; where it says so, the iterator ends.

@@ -1,10 +1,9 @@
-"""Search for the parameters of a training: which model, how large, how fast and how strongly held back.
+"""Search for the parameters of a training: which model, how large, how fast and how strongly regularised.
 
 Each trial trains on the earlier training rows and is judged on the latest fifth of them, so held-out rows stay
 unseen. Optuna proposes (TPE: Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization"), and trials that
-fall behind others of the same age are ended (Hyperband: Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach to
-Hyperparameter Optimization"). The first trial of each model has its default parameters.
-"""
+are worse than others of the same age are ended (Hyperband: Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach
+to Hyperparameter Optimization"). The first trial of each model has its default parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import optuna
 
 _VALIDATION_SHARE = 0.2
-"""Of the training rows, the latest ones."""
+"""Share of the training rows, the latest ones."""
 
 NUM_TURNS, REDUCTION = 9, 3
 """A trial is judged after each ninth of its training; of those of one age Hyperband lets a third go on."""
@@ -56,16 +55,16 @@ class Trial:
 
     model: str
     parameters: Mapping[str, Any]
-    """Of train-ctr."""
+    """Parameters of train-ctr."""
 
     quality: ClickQuality | None
-    """Behind its last turn; None without one."""
+    """After its last turn; None without one."""
 
     end: str
     """Complete, pruned, diverged or out of time."""
 
     num_turns: int
-    """Of `NUM_TURNS` equal parts of its training, those that it finished."""
+    """Finished ones of `NUM_TURNS` equal parts of its training."""
 
     seconds: float
 

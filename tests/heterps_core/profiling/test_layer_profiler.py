@@ -24,9 +24,9 @@ from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.profiling import layer_profiler, measuring_process
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.layer_profiler import trace_model
-from heterps_core.profiling.machine import this_machine
+from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
+from heterps_core.profiling.profile_cache import ProfileCache, profile_model, profile_name
 from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, with_fewer_rows, zipf_ids
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
@@ -142,8 +142,14 @@ def test_the_command_shows_what_is_measured_and_what_is_estimated(command_result
 
 def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp_path):
     graph = trace_model(request_for_dataset)
-    key = ProfileKey.of(request_for_dataset, graph, this_machine(), device_type="local-cpu")
-    ProfileCache(tmp_path, LayerProfile).get_or_measure(key, lambda: measured)
+    name = profile_name(
+        request_for_dataset,
+        graph,
+        device_type="local-cpu",
+        hardware_fingerprint=this_machine().fingerprint(),
+        software=software_versions(),
+    )
+    ProfileCache(tmp_path, LayerProfile).keep(name, measured)
 
     found = profile_model(request_for_dataset, graph, ["cpu-c5", "local-cpu"], cache_directory=tmp_path)
 

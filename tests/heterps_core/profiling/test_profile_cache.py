@@ -7,9 +7,9 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import get_device_type
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.machine import Machine, this_machine
+from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, ProfileKey, profile_model
+from heterps_core.profiling.profile_cache import ProfileCache, profile_model, profile_name
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
@@ -18,8 +18,14 @@ REQUEST = ProfileRequest(
 )
 
 
-def make_key(request=REQUEST, graph=GRAPH, machine=MACHINE, device_type="local-cpu"):
-    return ProfileKey.of(request, graph, machine, device_type=device_type)
+def make_key(request=REQUEST, graph=GRAPH, machine=MACHINE, device_type="local-cpu", software=None):
+    return profile_name(
+        request,
+        graph,
+        device_type=device_type,
+        hardware_fingerprint=machine.fingerprint(),
+        software=software or software_versions(),
+    )
 
 
 class Measurement:
@@ -67,7 +73,7 @@ def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_t
         make_key(request=replace(REQUEST, dense_optimizer="sgd")),
         make_key(request=replace(REQUEST, precision="bfloat16")),
         make_key(request=replace(REQUEST, dataset="clicks", dataset_fingerprint="f1")),
-        replace(make_key(), software={**make_key().software, "torch": "9.9"}),
+        make_key(software={**software_versions(), "torch": "9.9"}),
     ],
 )
 def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
@@ -82,7 +88,7 @@ def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1}', "\x00"])
 def test_a_file_that_cannot_be_used_is_reported_and_replaced(tmp_path, caplog, content):
     cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
-    (tmp_path / make_key().file_name()).write_text(content)
+    (tmp_path / make_key()).write_text(content)
 
     with caplog.at_level(logging.WARNING):
         cache.get_or_measure(make_key(), measure)
