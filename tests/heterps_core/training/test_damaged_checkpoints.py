@@ -24,6 +24,7 @@ from heterps_core.training.checkpoint import (
 )
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.checkpoints import save_checkpoint
 from tests.worker_processes import run_in_processes
@@ -37,7 +38,9 @@ def build(num_replicas: int) -> StageModel:
     config = TrainingConfig(batch_size=8, num_microbatches=1, num_epochs=1, seed=1)
     features = FeatureSpec(num_dense=2, slot_rows=(3_001, 3_000))
     group = dist.group.WORLD if num_replicas > 1 else None
-    return build_stage_model("ctrdnn", features, config, [Stage(0, 7, "cpu", num_replicas)], 0, group)
+    return build_stage_model(
+        "ctrdnn", features, config, [Stage(0, 7, "cpu", num_replicas)], StagePlace(group=group)
+    )
 
 
 def save_both(rank: int, folder: str) -> None:
