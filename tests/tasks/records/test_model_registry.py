@@ -30,7 +30,7 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.training.storage.exported_files import exported_sha256
+from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
 from tasks.records import model_registry
@@ -162,6 +162,16 @@ def test_the_version_tells_where_it_comes_from_and_what_it_takes(registered, tra
     assert [str(spec.type) for spec in loaded.metadata.get_output_schema().inputs] == ["float64"]
     assert loaded.metadata.flavors["python_function"]["loader_module"] == "tasks.click_model"
     assert not list(registered.artifacts_directory.glob("**/*.pkl"))
+
+
+def test_the_tensors_of_a_version_are_the_exported_files_themselves(registered, trained):
+    """Weights may be larger than memory, and a copy of them takes as long as a night of few rows."""
+    folder = model_registry.verified_folder(registered, model_registry.find_version(registered, "1"))
+
+    for name in (WEIGHTS, OPTIMIZER_STATE):
+        assert (folder / name).samefile(trained[0] / name)
+    model = mlflow.models.Model.load(str(folder.parents[1]))
+    assert model.model_size_bytes > (folder / WEIGHTS).stat().st_size
 
 
 def test_the_input_example_can_be_predicted(loaded):
