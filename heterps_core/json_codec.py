@@ -22,13 +22,7 @@ from heterps_core.json_file import read_json
 from heterps_core.toml_file import SUFFIX, read_toml
 
 _Kind = TypeVar("_Kind")
-_PLAIN = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    NoneType: "null",
-}
+_PLAIN = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", NoneType: "null"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,12 +44,7 @@ class GraphBlock(nn.Module):
     """
 
     def __init__(
-        self,
-        root: nn.Module,
-        graph: fx.Graph,
-        *,
-        inputs: Sequence[LiveTensor],
-        outputs: Sequence[LiveTensor],
+        self, root: nn.Module, graph: fx.Graph, *, inputs: Sequence[LiveTensor], outputs: Sequence[LiveTensor]
     ) -> None:
         super().__init__()
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)

@@ -264,11 +264,7 @@ def _whole_step(
 
 
 def _layer_timings(
-    graph: ModelGraph,
-    benches: Sequence[_LayerBench],
-    times: Mapping[str, Timing],
-    size: str,
-    source: str,
+    graph: ModelGraph, benches: Sequence[_LayerBench], times: Mapping[str, Timing], size: str, source: str
 ) -> tuple[LayerTiming, ...]:
     return tuple(
         LayerTiming(

@@ -21,10 +21,7 @@ from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.measuring_process import (
-    ProfileRequest,
-    measure_in_fresh_process,
-)
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +117,7 @@ class ProfileCache(Generic[Kept]):
 
 
 def profile_model(
-    request: ProfileRequest,
-    graph: ModelGraph,
-    device_types: Iterable[str],
-    *,
-    cache_directory: Path | None,
+    request: ProfileRequest, graph: ModelGraph, device_types: Iterable[str], *, cache_directory: Path | None
 ) -> dict[str, LayerProfile]:
     """Return a profile for each device type, `LOCAL_DEVICE_TYPE` always among them and first.
 

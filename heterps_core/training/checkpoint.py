@@ -31,11 +31,7 @@ from heterps_core.training.storage.named_tensors import (
 )
 from heterps_core.training.storage.run_directory import CHECKPOINTS, RunDirectory
 from heterps_core.training.storage.stored_tensors import StoredLayer, TensorManifest
-from heterps_core.training.storage.verified_files import (
-    DamagedFileError,
-    read_signed_json,
-    write_signed_json,
-)
+from heterps_core.training.storage.verified_files import DamagedFileError, read_signed_json, write_signed_json
 from heterps_core.transport.json_messages import gather_json
 
 logger = logging.getLogger(__name__)

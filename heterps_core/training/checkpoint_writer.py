@@ -304,10 +304,7 @@ def _listed_rows(
     """
     span = RowRange(int(numbers_U[0]), int(numbers_U[-1]) + 1)
     for key, tensor in tensors.items():
-        yield (
-            f"{layer}.{key}",
-            TensorRows(tensor=tensor, rows=span, num_rows=num_rows, numbers_U=numbers_U),
-        )
+        yield (f"{layer}.{key}", TensorRows(tensor=tensor, rows=span, num_rows=num_rows, numbers_U=numbers_U))
 
 
 def _until_end(

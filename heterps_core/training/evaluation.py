@@ -19,6 +19,7 @@ from heterps_core.judging.held_out import HeldOutJudgement, HeldOutScores, judge
 from heterps_core.training.job import StartModel
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.start_model import load_start_weights
+from heterps_core.transport.json_messages import gather_bytes
 
 
 def judge_trained(loop: TrainingLoop, start: StartModel | None) -> dict[str, HeldOutJudgement]:
@@ -57,16 +58,8 @@ def _gather(array: npt.NDArray[Any], *, group: dist.ProcessGroup | None) -> npt.
     """Return the arrays [n] of a group's members one after the other."""
     if group is None:
         return array
-    sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64)
-    sizes[dist.get_rank(group)] = array.nbytes
-    dist.all_reduce(sizes, group=group)
-    # Members send as many bytes as the one with the most.
-    own = torch.zeros(int(sizes.max()), dtype=torch.uint8)
-    own[: array.nbytes] = torch.from_numpy(array.view(np.uint8))
-    padded = [torch.empty_like(own) for _ in sizes]
-    dist.all_gather(padded, own, group=group)
-    parts = [part[:size].numpy().view(array.dtype) for part, size in zip(padded, sizes.tolist(), strict=True)]
-    return np.concatenate(parts)
+    found = gather_bytes(torch.from_numpy(array.view(np.uint8)), group)
+    return np.concatenate([part.numpy().view(array.dtype) for part in found])
 
 
 def _scores(loop: TrainingLoop, *, num_labels: int) -> list[HeldOutScores]:

@@ -242,10 +242,7 @@ class TrainingLoop:
         return self._microbatches(rows, slices)
 
     def _microbatches(
-        self,
-        rows: npt.NDArray[np.int64],
-        slices: Sequence[tuple[int, RowRange]],
-        keys: Tensor | None = None,
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
     ) -> list[MicroBatch]:
         parts = self._batches(rows, slices)
         keys_of_parts: Sequence[Tensor | None] = [None] * len(slices)

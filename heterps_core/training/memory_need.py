@@ -9,11 +9,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
-from heterps_core.models.model_graph import (
-    WORKER_BYTES,
-    Layer,
-    host_bytes_of_worker,
-)
+from heterps_core.models.model_graph import WORKER_BYTES, Layer, host_bytes_of_worker
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import trace_chain
 from heterps_core.plans.scheduling_plan import Stage

@@ -73,11 +73,7 @@ def build(features: FeatureSpec, *, embedding_dim: int = EMBEDDING_DIMENSION) ->
         features, dimension=embedding_dim, slots=range(num_context_slots), include_dense=False
     )
     vectors = SlotEmbedding(
-        features,
-        dimension=embedding_dim,
-        slots=words,
-        include_dense=False,
-        input_width=embedding_dim,
+        features, dimension=embedding_dim, slots=words, include_dense=False, input_width=embedding_dim
     )
     biases = SlotEmbedding(
         features, dimension=1, slots=words, include_dense=False, input_width=vectors.output_width

@@ -162,11 +162,7 @@ def worker_environments(
 
 
 def _run_workers(
-    run: RunDirectory,
-    cluster: Cluster,
-    node: Node,
-    job: TrainingJob,
-    is_ending: threading.Event,
+    run: RunDirectory, cluster: Cluster, node: Node, job: TrainingJob, is_ending: threading.Event
 ) -> tuple[int, str]:
     """Run the workers to their end, where they fit into memory; returns exit status and the end of their log."""
     if job.worker_bytes and not runs_here_as_dry_run():

@@ -24,10 +24,7 @@ from torch import Tensor
 
 from heterps_core.training.pipeline.stage_side import StageSide
 from heterps_core.transport.rank_layout import LostWorkerError
-from heterps_core.transport.shared_memory import (
-    SharedBuffer,
-    aligned,
-)
+from heterps_core.transport.shared_memory import SharedBuffer, aligned
 
 NUM_BUFFERS = 3
 """Buffers of a sender, for the steps in turn."""

@@ -36,27 +36,28 @@ def connect_neighbours(
     Returns:
         By number of the stage. Empty, on all workers, where memory cannot be shared.
     """
-    stage = next((number for number, ranks in enumerate(layout.ranks) if rank in ranks), None)
+    stages = [number for number, ranks in enumerate(layout.ranks) if rank in ranks]
+    own = [peer for stage in stages for peer in layout.ranks[stage]]
+    beside = [
+        layout.ranks[number]
+        for stage in stages
+        for number in (stage - 1, stage + 1)
+        if number in range(layout.num_stages)
+    ]
 
-    def stages_of_machine(machines: Mapping[int, str]) -> list[int]:
-        return (
-            [
-                number
-                for number in (stage - 1, stage + 1)
-                if 0 <= number < layout.num_stages
-                and len({machines.get(peer) for peer in (*layout.ranks[stage], *layout.ranks[number])}) == 1
-            ]
-            if stage is not None
-            else []
-        )
+    def wanted(machines: Mapping[int, str]) -> list[int]:
+        return [
+            peer
+            for ranks in beside
+            if len({machines.get(each) for each in (*own, *ranks)}) == 1
+            for peer in ranks
+        ]
 
     connections = connect_locally(
         rank,
-        wanted=lambda machines: [
-            peer for number in stages_of_machine(machines) for peer in layout.ranks[number]
-        ],
+        wanted=wanted,
         group=group,
-        takes_part=device == CPU and stage is not None,
+        takes_part=device == CPU and bool(stages),
     )
     if not connections:
         return {}

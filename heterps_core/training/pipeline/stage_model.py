@@ -141,11 +141,7 @@ def build_stage_model(
 
 
 def _cold_rows_places(
-    layers: Mapping[str, nn.Module],
-    config: TrainingConfig,
-    place: StagePlace,
-    *,
-    scratch: Path,
+    layers: Mapping[str, nn.Module], config: TrainingConfig, place: StagePlace, *, scratch: Path
 ) -> dict[str, ColdRowsPlace]:
     """Return for each table that is larger than the memory for it where its other rows are."""
     embeddings = {name: layer for name, layer in layers.items() if isinstance(layer, SlotEmbedding)}
