@@ -46,6 +46,7 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.stored_tensors import TensorRows, read_tensors
 from tests.heterps_core.training.test_layer_modes import make_job
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
@@ -227,7 +228,7 @@ def test_whole_rows_come_again_once_the_changed_ones_add_up_and_what_nothing_nee
 
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    # The rows are behind the dense part, of which only the newest is read.
+    # The rows follow the dense part, of which only the newest is read.
     content[-1] ^= 0x40
     path.write_bytes(content)
 
@@ -250,7 +251,7 @@ class WatchedRun(RunDirectory):
             yield watched
 
 
-def test_rows_that_change_while_whole_ones_are_written_are_those_of_the_checkpoint_behind(
+def test_rows_that_change_while_whole_ones_are_written_are_those_of_the_next_checkpoint(
     one_process, tmp_path
 ):
     """The thread stops in the middle of the table until step 5, so that its file is of no single step."""
@@ -284,8 +285,9 @@ def test_rows_that_change_while_whole_ones_are_written_are_those_of_the_checkpoi
     fresh = build(1)
     assert load_latest_checkpoint(run, fresh).step == 2 * INTERVAL_STEPS
     assert_equal(copied(fresh), seen[2 * INTERVAL_STEPS])
-    written = np.fromfile(tmp_path / "checkpoints/00000000-whole/rank-00000.bin", dtype=np.float32)
-    rows = torch.from_numpy(written[: start["embedding.weight"].numel()]).view_as(start["embedding.weight"])
+    whole, rows = read_checkpoint(run, "00000006").layers[0], torch.empty_like(start["embedding.weight"])
+    assert whole.folder == "checkpoints/00000000-whole"
+    read_tensors(run, [whole], {"embedding.weight": TensorRows.whole(rows)})
     is_of_start = (rows == start["embedding.weight"]).all(1)
     is_later = (start["embedding.weight"] != seen[INTERVAL_STEPS]["embedding.weight"]).any(1)
     # Of the rows that steps 1 to 3 changed, some were read before and some after.
