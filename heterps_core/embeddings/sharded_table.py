@@ -10,7 +10,7 @@ X = S * D; with bags, which sum rows, X = G * D.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -188,17 +188,29 @@ class ShardedTable:
 
     def apply_gradients(self, *, learning_rate: float) -> None:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
-        if self._pending:
+        # Gradients that came from replicas are of single rows.
+        self._apply(self._pending, learning_rate, bags=self.bags if self.group is None else None)
+        self._pending.clear()
+
+    def _apply(
+        self,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        learning_rate: float,
+        *,
+        bags: Bags | None,
+        shard: RowRange | None = None,
+    ) -> None:
+        """Update rows by gradients as `RowOptimizer.update_repeated` takes them."""
+        if parts:
             self.optimizer.update_repeated(
                 self.weight_RD,
                 self.state,
-                self._pending,
+                parts,
                 learning_rate=learning_rate,
-                # Gradients that came from replicas are of single rows.
-                bags=self.bags if self.group is None else None,
+                shard=shard,
+                bags=bags,
                 changed_R=self._changed_R,
             )
-            self._pending.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the shard's tensors by their name in a checkpoint; the first size is `rows.num_rows`."""

@@ -40,16 +40,7 @@ class SharedMemoryTable(ShardedTable):
             for tensors in self._outbox.exchange()
             for part in zip(tensors[::2], tensors[1::2], strict=True)
         ]
-        if parts:
-            self.optimizer.update_repeated(
-                self.weight_RD,
-                self.state,
-                parts,
-                learning_rate=learning_rate,
-                shard=self.rows,
-                bags=self.bags,
-                changed_R=self._changed_R,
-            )
+        self._apply(parts, learning_rate, bags=self.bags, shard=self.rows)
         self._link.wait_for_all()
 
     def _new_weight(self) -> Tensor:

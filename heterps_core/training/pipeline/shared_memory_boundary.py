@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heterps_core.training.pipeline.stage_side import StageSide
+from heterps_core.training.pipeline.stage_exchange import StageSide
 from heterps_core.transport.rank_layout import LostWorkerError
 from heterps_core.transport.shared_memory import SharedBuffer, aligned
 

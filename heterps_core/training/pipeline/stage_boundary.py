@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from heterps_core.compute_device import CPU, HostCopy, host_buffer, to_device
-from heterps_core.training.pipeline.stage_side import StageSide
+from heterps_core.training.pipeline.stage_exchange import StageSide
 from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 

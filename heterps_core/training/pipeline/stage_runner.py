@@ -39,11 +39,10 @@ from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
 from heterps_core.training.pipeline.shared_memory_boundary import ArrivingRows, SharedMemoryBoundary
 from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
-from heterps_core.training.pipeline.stage_exchange import batch_slices
+from heterps_core.training.pipeline.stage_exchange import StageSide, batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
-from heterps_core.training.pipeline.stage_side import StageSide
 from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
