@@ -6,7 +6,6 @@ Run by `measuring_process`, a process for each worker; the trained weights are t
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -14,13 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
-from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessException, start_processes
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME
@@ -33,9 +32,6 @@ from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 
 _STORE_NAME = "store"
-
-_FAILURE = "failure-"
-"""Before the rank, the name of a file in which a worker says why it failed."""
 
 TIMEOUT = timedelta(seconds=120)
 NUM_WARMUP_STEPS = 3
@@ -106,35 +102,11 @@ def main() -> None:
     """Measure with a process for each worker."""
     folder = Path(sys.argv[1])
     job = TrainingJob.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
-    # Forked processes have torch loaded already.
-    multiprocessing.set_start_method("fork")
-    num_workers = sum(job.replicas_per_stage)
-    workers = [
-        multiprocessing.Process(target=_take_part_or_say, args=(rank, folder, job), daemon=True)
-        for rank in range(num_workers)
-    ]
-    for worker in workers:
-        worker.start()
-    while running := [worker for worker in workers if worker.is_alive()]:
-        wait([worker.sentinel for worker in running])
-        if any(worker.exitcode for worker in workers):
-            # The others would wait for the one that failed.
-            for worker in running:
-                worker.kill()
-    if any(worker.exitcode for worker in workers):
-        # After the tracebacks, as the end of this process may cut off those of other workers.
-        said = [path.read_text(encoding="utf-8") for path in sorted(folder.glob(f"{_FAILURE}*"))]
-        raise SystemExit("\n".join(said) or "a worker was killed")
-
-
-def _take_part_or_say(rank: int, folder: Path, job: TrainingJob) -> None:
-    """Take part; on failure write one line that says why."""
     try:
-        take_part(rank, folder, job)
-    except Exception as error:
-        line = f"worker {rank}: {type(error).__name__}: {error}"
-        (folder / f"{_FAILURE}{rank}").write_text(line, encoding="utf-8")
-        raise
+        # Forked processes have torch loaded already. Where one fails, the others are ended, which would wait for it.
+        start_processes(take_part, (folder, job), sum(job.replicas_per_stage), start_method="fork")  # type: ignore[no-untyped-call]
+    except ProcessException as error:
+        raise SystemExit(f"worker {error.error_index}: {str(error).strip().splitlines()[-1]}") from None
 
 
 if __name__ == "__main__":
