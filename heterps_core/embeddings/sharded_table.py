@@ -23,10 +23,11 @@ from heterps_core.compute_device import CPU, to_device
 from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import IdIndex, IdLayout
+from heterps_core.embeddings.initial_rows import initial_rows
 from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
-from heterps_core.embeddings.row_range import RowRange, initial_rows, rows_per_shard, shard_rows
+from heterps_core.embeddings.row_range import RowRange, rows_per_shard, shard_rows
 from heterps_core.transport.shared_memory import use_huge_pages
 
 

@@ -29,9 +29,10 @@ from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.block_changes import BlockChanges
 from heterps_core.embeddings.block_rows import NOTHING, change_of, write_slots
 from heterps_core.embeddings.cold_rows import ColdRows
+from heterps_core.embeddings.initial_rows import initial_rows
 from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
-from heterps_core.embeddings.row_range import RowRange, initial_rows
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.row_windows import RowWindow, WindowPlan
 from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
 from heterps_core.embeddings.sweep_memory import (

@@ -19,7 +19,8 @@ from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.data.features import BUCKET_ROWS, FeatureSpec
 from heterps_core.data.schema import MAX_TABLE_ROWS
 from heterps_core.embeddings.id_index import HAS_ROW, ID_TENSORS, IdIndex, IdLayout
-from heterps_core.embeddings.row_range import RowRange, initial_rows
+from heterps_core.embeddings.initial_rows import initial_rows
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.stored_tensors import DTYPES, StoredLayer, TensorRows, read_tensors

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from heterps_core.embeddings.initial_rows import ROWS_PER_BLOCK, initial_rows
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
-from heterps_core.embeddings.row_range import ROWS_PER_BLOCK, RowRange, initial_rows, shard_rows
+from heterps_core.embeddings.row_range import RowRange, shard_rows
 from heterps_core.embeddings.sharded_table import ShardedTable
 from tests.worker_processes import run_in_processes
 

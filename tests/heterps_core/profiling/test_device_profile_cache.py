@@ -7,7 +7,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import ModelGraph
-from heterps_core.profiling import profile_cache
+from heterps_core.profiling import device_profile
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.machine import software_versions
@@ -91,7 +91,7 @@ def test_another_torch_does_not_match(tmp_path, monkeypatch, installed, is_found
     cache = DeviceProfileCache(tmp_path)
     cache.keep(REQUEST, GRAPH, measured(software={**software_versions(), "torch": "2.13.0+cu130"}))
     monkeypatch.setattr(
-        profile_cache, "software_versions", lambda: {**software_versions(), "torch": installed}
+        device_profile, "software_versions", lambda: {**software_versions(), "torch": installed}
     )
 
     assert (find(cache) is not None) == is_found

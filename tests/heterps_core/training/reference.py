@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import SEQUENCE, FeatureSpec
-from heterps_core.embeddings.row_range import RowRange, initial_rows
+from heterps_core.embeddings.initial_rows import initial_rows
+from heterps_core.embeddings.row_range import RowRange
 from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain, load_builder
 from heterps_core.models.slot_embedding import SlotEmbedding
