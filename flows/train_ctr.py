@@ -22,7 +22,8 @@ from prefect.runtime import flow_run as current_flow_run
 from prefect.states import Cancelled, Completed
 
 from flows import PROJECT_LOGGERS
-from flows.night.plan import begin_run, end_with_plan, plan_night
+from flows.night.plan import end_with_plan, plan_night
+from flows.night.run import begin_run
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
 from flows.service.prefect_connection import name_flow_run

@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from flows.night.plan import NightPlan, OpenedRun, compared
+from flows.night.plan import NightPlan, compared
+from flows.night.run import OpenedRun
 from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.training.outcome import Complete, Failed, Stopped
 from heterps_core.training.storage.store import StorageUsage
@@ -49,7 +50,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         run_id=run.run_id,
         model=run.asked.sized_model,
         dataset=run.dataset,
-        config=plan.config,
+        config=plan.report.config,
         start=run.start,
     )
     fleet_run = FleetRun(

@@ -1,0 +1,145 @@
+"""Opens a night: its record, the model that it begins with, and its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from prefect.runtime import flow_run as current_flow_run
+
+from flows.parameter_checks import resumed_parameters
+from flows.parameters import TrainedParameters, TrainParameters
+from flows.service.prefect_connection import name_flow_run
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.data.reading.days import Night
+from heterps_core.training.job import CHAMPION, default_batch_size
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.providers import get_provider
+from infra.workspace import Workspace
+from tasks.clusters import directory_of_run
+from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
+from tasks.records.champion import champion_before
+from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG
+from tasks.records.mlflow_store import client_of
+from tasks.records.runs import check_not_finished, save_parameters
+from tasks.records.tracking import TrackedRun
+from tasks.running.progress import log_step
+from tasks.running.run_lifecycle import open_run
+from tasks.running.start import Start, choose_start, fits_night, load_start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedRun:
+    """A run of train-ctr, from when its record is open."""
+
+    workspace: Workspace
+    run_id: str
+    is_resumed: bool
+    asked: TrainParameters
+    """A run that is resumed keeps the parameters that decide its model."""
+
+    tracked: TrackedRun
+    start: Start
+    clicks: PreparedClicks
+    dataset: PreparedDataset
+
+    @property
+    def is_dry_run(self) -> bool:
+        """Nothing is charged for it."""
+        return not get_provider(self.asked.provider).charges_money
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a training step."""
+        return self.asked.batch_size or default_batch_size(self.dataset.num_train_rows)
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Where the flow's host and the nodes meet."""
+        return directory_of_run(self.workspace, self.asked.provider, self.run_id)
+
+
+def begin_run(
+    workspace: Workspace,
+    asked: TrainParameters,
+    night: Night | None,
+    *,
+    run_id: str,
+    is_resumed: bool,
+) -> OpenedRun:
+    """Open the record of a run, choose what it begins with, and prepare its rows.
+
+    Args:
+        asked: Its parameters; a run that is resumed keeps those that decide its model.
+        night: Of `asked`; None where the data has no days, or the run is resumed.
+    """
+    if is_resumed:
+        check_not_finished(workspace, run_id)
+        asked = asked.model_copy(update=resumed_parameters(workspace, run_id))
+        night = find_night_of(asked.data, asked.day) if asked.day else night
+    else:
+        save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
+    log_step("run", run_id)
+    name_flow_run(asked.name_of(run_id))
+    tracked = open_run(
+        workspace,
+        run_id=run_id,
+        run_name=asked.name_of(run_id),
+        tags={
+            "heterps.provider": asked.provider,
+            "prefect.flow_run_id": current_flow_run.id or "",
+            MODEL_TAG: asked.sized_model,
+            DATA_TAG: source_name(asked.data, asked.schema_file, asked.prepare_sql),
+            **({DAY_TAG: asked.day} if asked.day else {}),
+        },
+    )
+    start = _start_of(workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
+    if start.reason:
+        log_step("start", start.reason)
+    if start.model is not None:
+        client_of(workspace).set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
+    clicks = prepare_data(
+        workspace,
+        data=asked.data,
+        schema_file=asked.schema_file,
+        prepare_sql=asked.prepare_sql,
+        night=night,
+        slot_rows=start.slot_rows,
+        numeric_transform=start.numeric_transform,
+        text_rule=start.text_rule,
+        late_rows=asked.late_rows,
+        # What was let pass once is not asked again.
+        data_checks=None if is_resumed else asked.data_checks,
+    )
+    log_step("data", clicks.summary)
+    return OpenedRun(
+        workspace=workspace,
+        run_id=run_id,
+        is_resumed=is_resumed,
+        asked=asked,
+        tracked=tracked,
+        start=start,
+        clicks=clicks,
+        dataset=clicks.open(),
+    )
+
+
+def _start_of(
+    workspace: Workspace, asked: TrainParameters, night: Night | None, *, run_id: str, is_resumed: bool
+) -> Start:
+    """Return the model that a run begins with; a run that is resumed keeps its own."""
+    start = load_start(directory_of_run(workspace, asked.provider, run_id)) if is_resumed else None
+    if start is not None:
+        return start
+    champion, schema = None, schema_of(asked.schema_file)
+    if night is not None and asked.start_from == CHAMPION:
+        fits = partial(fits_night, model=asked.sized_model, schema=schema)
+        champion = champion_before(workspace, night.day, fits=fits)
+    return choose_start(
+        champion,
+        start_from=asked.start_from,
+        day=None if night is None else night.day,
+        model=asked.sized_model,
+        schema=schema,
+        optimizers=asked.model_dump(include={"dense_optimizer", "embedding_optimizer"}),
+    )
