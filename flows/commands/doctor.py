@@ -67,7 +67,7 @@ def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> It
     yield from machine_checks(workspace)
     yield from package_checks(LOCK_FILE)
     yield _time_zone()
-    from infra.checks import database_checks
+    from infra.database_checks import database_checks
 
     yield from database_checks(workspace)
     yield from _rights(workspace)

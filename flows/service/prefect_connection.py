@@ -30,7 +30,7 @@ from flows import PROJECT_LOGGERS
 from flows.service.addresses import kept_port
 from flows.service.supervisor import Service, Supervisor
 from heterps_core.errors import ConfigurationError
-from infra.checks import prefect_database_check, require_usable
+from infra.database_checks import prefect_database_check, require_usable
 from infra.workspace import (
     HOME_VARIABLE,
     LOOPBACK,

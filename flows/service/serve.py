@@ -38,7 +38,7 @@ from flows.service.schedule import (
 )
 from flows.service.supervisor import Service, Supervisor, end_leftovers
 from heterps_core.errors import ConfigurationError
-from infra.checks import database_checks, require_usable
+from infra.database_checks import database_checks, require_usable
 from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 
 LOCK_FILE = "serve.lock"

@@ -1,4 +1,4 @@
-"""The first cluster that can be had of several purchases for the same plan."""
+"""The first available cluster of several purchases for the same plan."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
 
 from heterps_core.cluster import Cluster
+from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.units import ratio
@@ -38,23 +39,23 @@ def first_running_cluster(
     spot_until: datetime | None = None,
     retry_s: float = SPOT_RETRY_S,
 ) -> Iterator[Cluster]:
-    """Try purchases in order until one can be had; see `infra.machines.lifecycle.running_cluster`.
+    """Try purchases in order until one is available; see `infra.machines.lifecycle.running_cluster`.
 
-    Only for want of capacity or of quota is another one tried: a wrong credential is wrong in every zone. Where a
-    quota stood in the way, those are left out that ask as much of it. A night with time to spare waits for spot, at a
-    third of the price, instead of going on-demand at once. Each try has its own launch id, so that what a
-    failed one cost stays in the bill.
+    Another one is tried only if capacity or quota is missing: a wrong credential is wrong in every zone. After a
+    refusal by a quota, purchases that ask as much of it are left out. A night with time to spare waits for spot, at a
+    third of the price, instead of going on-demand at once. Each try has its own launch id, so that the cost of a
+    failed one stays in the bill.
 
     Args besides those of `running_cluster`:
         plans: At least one.
         new_launch_id: Called before each try.
-        predicted_cost_usd: Of the whole run as it was planned; a more expensive purchase is charged in proportion.
-        spot_until: Until when purchases on spot are tried again for want of capacity, before one on-demand is.
+        predicted_cost_usd: Of the whole run by the first plan; a more expensive purchase is charged in proportion.
+        spot_until: Until when purchases on spot are tried again, before one on-demand is.
         retry_s: Between two rounds of tries.
 
     Raises:
-        BudgetExceededError: A cap is exceeded by the purchase whose turn it is.
-        InsufficientCapacityError: None could be had; says why the last one could not.
+        BudgetExceededError: The next purchase exceeds a cap.
+        InsufficientCapacityError: None is available; names the reason of the last.
         ProvisioningError: The provider failed otherwise.
     """
     planned_usd_per_hour = provider.billed_usd_per_hour(plans[0])
@@ -79,36 +80,46 @@ def first_running_cluster(
                     )
                 )
                 break
-            except (InsufficientCapacityError, QuotaExceededError) as error:
+            except InsufficientCapacityError as error:
+                problem: ProvisioningError = error
+                if spot_until is not None and _waits(provider, plan, left, retry_s, spot_until, problem):
+                    left = list(plans)
+                    continue
+            except QuotaExceededError as error:
                 problem = error
-            if (
-                isinstance(problem, InsufficientCapacityError)
-                and spot_until is not None
-                and _is_on_spot(plan)
-                and not any(_is_on_spot(other) for other in left)
-                and provider.now() + timedelta(seconds=retry_s) < spot_until
-            ):
-                logger.info(
-                    "no spot machines can be had; they are asked for again in %.0f s, until %s: %s",
-                    retry_s,
-                    spot_until.isoformat(timespec="minutes"),
-                    problem,
-                )
-                time.sleep(retry_s)
-                left = list(plans)
-                continue
-            if isinstance(problem, QuotaExceededError):
-                left = [other for other in left if provider.asks_less(other, plan, problem.quotas)]
+                left = [other for other in left if provider.asks_less(other, plan, error.quotas)]
             if not left:
-                # Whatever stood in the way of single ones, for all that is left it is a want of machines.
+                # Whatever refused single ones, all of them together are treated as missing capacity.
                 raise InsufficientCapacityError(
-                    f"{num_tried} of {len(plans)} purchases were tried for this plan and none could be had; the "
+                    f"{num_tried} of {len(plans)} purchases were tried for this plan and none is available; the "
                     f"last: {problem}"
                 ) from problem
             logger.warning(
-                "purchase %d could not be had, %d are left to try: %s", num_tried, len(left), problem
+                "purchase %d is not available, %d are left to try: %s", num_tried, len(left), problem
             )
         yield cluster
+
+
+def _waits(
+    provider: Provider,
+    plan: ProvisioningPlan,
+    left: Sequence[ProvisioningPlan],
+    retry_s: float,
+    until: datetime,
+    problem: ProvisioningError,
+) -> bool:
+    """Wait for spot machines where there is time, before the first plan on-demand; return whether it did."""
+    is_last_on_spot = _is_on_spot(plan) and not any(map(_is_on_spot, left))
+    if not is_last_on_spot or provider.now() + timedelta(seconds=retry_s) >= until:
+        return False
+    logger.info(
+        "no spot machines are available; the next try is in %.0f s, the last before %s: %s",
+        retry_s,
+        until.isoformat(timespec="minutes"),
+        problem,
+    )
+    time.sleep(retry_s)
+    return True
 
 
 def _is_on_spot(plan: ProvisioningPlan) -> bool:

@@ -4,7 +4,8 @@ from contextlib import closing
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from infra.checks import CheckState, database_checks, newest_revisions, revisions
+from infra.checks import CheckState
+from infra.database_checks import database_checks, newest_revisions, revisions
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_file import READABLE_VERSIONS, SCHEMA_VERSION
 from infra.workspace import Workspace

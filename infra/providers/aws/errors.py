@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import botocore.exceptions as botocore
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from heterps_core.errors import ProvisioningError
@@ -60,100 +59,37 @@ WAYS_OUT = {
     "Throttling": "wait a minute and try again: the account makes too many calls",
 }
 
-_RENEW = "run aws sso login or aws login, or renew the credentials in another way"
 WRONG_SETTINGS = (
     "correct ~/.aws/config, ~/.aws/credentials or the variable AWS_* that says so (env | grep AWS_)"
 )
-_REGION = "check the region's name, AWS_ENDPOINT_URL and the network"
-_DEFECT = (
-    "boto3 refused it before it asked AWS: check HETERPS_AWS_* (env | grep HETERPS_AWS_) and that boto3 is of the "
-    "version in requirements.lock, and report it otherwise"
-)
 
-BOTOCORE_WAYS_OUT: Sequence[tuple[tuple[type[BotoCoreError], ...], str]] = (
-    (
-        (botocore.ProfileNotFound,),
-        "set AWS_PROFILE to a profile that there is (aws configure list-profiles), or unset it",
-    ),
-    (
-        (botocore.NoCredentialsError,),
-        "credentials are needed: run aws configure or aws sso login, set AWS_PROFILE, or use the provider local",
-    ),
-    (
-        (botocore.PartialCredentialsError,),
-        "credentials are needed, key and secret together: set the one that is missing, or run aws configure",
-    ),
-    (
-        (
-            botocore.CredentialRetrievalError,
-            botocore.LoginError,
-            botocore.MetadataRetrievalError,
-            botocore.NoAuthTokenError,
-            botocore.RefreshWithMFAUnsupportedError,
-            botocore.SSOError,
-            botocore.TokenRetrievalError,
-        ),
-        _RENEW,
-    ),
-    ((botocore.ProxyConnectionError,), "check HTTPS_PROXY and NO_PROXY"),
-    ((botocore.InvalidProxiesConfigError,), "check HTTPS_PROXY and NO_PROXY"),
-    (
-        (botocore.SSLError,),
-        "check this machine's clock and certificates, and AWS_CA_BUNDLE behind a proxy that has its own",
-    ),
-    (
-        (
-            botocore.BaseEndpointResolverError,
-            botocore.EndpointConnectionError,
-            botocore.EndpointProviderError,
-            botocore.InvalidRegionError,
-            botocore.NoRegionError,
-            botocore.ServiceNotInRegionError,
-            botocore.UnknownEndpointError,
-            botocore.UnknownRegionError,
-        ),
-        _REGION,
-    ),
-    (
-        (
-            botocore.ConfigNotFound,
-            botocore.ConfigParseError,
-            botocore.InfiniteLoopConfigError,
-            botocore.InvalidChecksumConfigError,
-            botocore.InvalidConfigError,
-            botocore.InvalidDefaultsMode,
-            botocore.InvalidEndpointConfigurationError,
-            botocore.InvalidIMDSEndpointError,
-            botocore.InvalidIMDSEndpointModeError,
-            botocore.InvalidMaxRetryAttemptsError,
-            botocore.InvalidRetryConfigurationError,
-            botocore.InvalidRetryModeError,
-            botocore.InvalidS3AddressingStyleError,
-            botocore.InvalidS3UsEast1RegionalEndpointConfigError,
-            botocore.InvalidSTSRegionalEndpointsConfigError,
-            botocore.UnknownCredentialError,
-            botocore.UnknownTokenProviderError,
-            botocore.EndpointVariantError,
-        ),
-        WRONG_SETTINGS,
-    ),
-    (
-        (botocore.MissingDependencyException,),
-        "install the package that it names into the environment of heterps",
-    ),
-    (
-        (
-            botocore.HTTPClientError,
-            botocore.ConnectionError,
-            botocore.IncompleteReadError,
-            botocore.FlexibleChecksumError,
-            botocore.ChecksumError,
-        ),
-        "check the network and try again, what was started is ended",
-    ),
-    ((WaiterError,), "try again, what was started is ended"),
-)
-"""What a user can do about an error that boto3 raises itself; the first kind that fits decides."""
+_NO_NETWORK = "check the network and try again, what was started is ended"
+
+_WAYS_OUT_BY_KIND = {
+    "ProfileNotFound": "set AWS_PROFILE to a profile that there is (aws configure list-profiles), or unset it",
+    "NoCredentialsError": "credentials are needed: run aws configure or aws sso login, set AWS_PROFILE, or use the "
+    "provider local",
+    "PartialCredentialsError": "credentials are needed, key and secret together: set the one that is missing, or run "
+    "aws configure",
+    "CredentialRetrieval Login MetadataRetrieval NoAuthToken RefreshWithMFAUnsupported SSO TokenRetrieval": "run aws "
+    "sso login or aws login, or renew the credentials in another way",
+    "ProxyConnection InvalidProxiesConfig": "check HTTPS_PROXY and NO_PROXY",
+    "SSL": "check this machine's clock and certificates, and AWS_CA_BUNDLE with a proxy that has its own",
+    "BaseEndpointResolver EndpointConnection EndpointProvider InvalidRegion NoRegion ServiceNotInRegion "
+    "UnknownEndpoint UnknownRegion": "check the region's name, AWS_ENDPOINT_URL and the network",
+    "ConfigNotFound ConfigParse EndpointVariant InfiniteLoopConfig InvalidChecksumConfig InvalidConfig "
+    "InvalidDefaultsMode InvalidEndpointConfiguration InvalidIMDSEndpoint InvalidIMDSEndpointMode "
+    "InvalidMaxRetryAttempts InvalidRetryConfiguration InvalidRetryMode InvalidS3AddressingStyle "
+    "InvalidS3UsEast1RegionalEndpointConfig InvalidSTSRegionalEndpointsConfig UnknownCredential "
+    "UnknownTokenProvider": WRONG_SETTINGS,
+    "MissingDependencyException": "install the package that it names into the environment of heterps",
+    "HTTPClient Connection IncompleteRead FlexibleChecksum Checksum": _NO_NETWORK,
+    "Waiter": "try again, what was started is ended",
+    "BotoCore": "boto3 refused it before it asked AWS: check HETERPS_AWS_* (env | grep HETERPS_AWS_) and that boto3 "
+    "is of the version in requirements.lock, and report it otherwise",
+}
+"""What a user can do about an error that boto3 raises itself, by classes of `botocore.exceptions` without their
+"Error"; the first that fits decides."""
 
 _UNKNOWN_PROFILE = "invalid iam instance profile"
 """In the message of an InvalidParameterValue, for some seconds after a profile was made: IAM tells EC2 late."""
@@ -235,4 +171,7 @@ def _cause_of(problem: BotoCoreError) -> str:
 
 
 def _way_out_of(problem: BotoCoreError) -> str:
-    return next((way_out for kinds, way_out in BOTOCORE_WAYS_OUT if isinstance(problem, kinds)), _DEFECT)
+    kinds = {
+        name for kind in type(problem).__mro__ for name in (kind.__name__, kind.__name__[: -len("Error")])
+    }
+    return next(way_out for names, way_out in _WAYS_OUT_BY_KIND.items() if kinds & set(names.split()))
