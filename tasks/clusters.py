@@ -11,7 +11,7 @@ from heterps_core.cluster import Cluster
 from heterps_core.data.manifest import read_manifest
 from heterps_core.data.reading.bucket_path import BucketPath
 from heterps_core.errors import LedgerError, ProvisioningError
-from heterps_core.json_codec import to_json
+from heterps_core.json_codec import from_json, to_json
 from heterps_core.training.storage.run_directory import DATA, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from infra.billing.bill import Bill, bill_for_run
@@ -22,7 +22,7 @@ from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import providers_in_use, usable_ledger
-from infra.prices.spot_charges import SpotRecord
+from infra.prices.spot_charges import SpotHistory
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
 
@@ -30,7 +30,7 @@ STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
 
 SPOT_FILE = "spot.json"
-"""Beside it: what spot machines were charged by the hour, as the cloud told when they had ended."""
+"""Beside it: the price history of spot machines that have ended."""
 
 logger = logging.getLogger(__name__)
 
@@ -191,22 +191,22 @@ def live_run_ids(workspace: Workspace) -> set[str]:
     }
 
 
-def keep_spot_records(workspace: Workspace, provider: Provider, run_id: str) -> None:
-    """Write down what the cloud says of a run's spot machines that have ended: it forgets them within the hour.
+def keep_spot_prices(workspace: Workspace, provider: Provider, run_id: str) -> None:
+    """Keep the price history of a run's spot machines that have ended: the cloud forgets them within the hour.
 
-    Where it does not answer, they stay billed at the price that was planned with, which is told.
+    Where the cloud does not answer, they stay billed at the price that was planned with, which is logged.
     """
     ended = [entry for entry in ledger_entries(workspace, run_id) if entry.ended_at is not None]
     try:
-        found = provider.spot_records(ended)
+        found = provider.spot_prices(ended)
     except ProvisioningError as problem:
         logger.warning(
             "spot machines of run %s are billed at the prices of their launch: %s", run_id, problem
         )
         return
     if found:
-        records = {**_spot_records_of(workspace, run_id), **found}
-        local_folder(workspace, run_id).write_json(SPOT_FILE, to_json(records))
+        prices = {**_spot_prices_of(workspace, run_id), **found}
+        local_folder(workspace, run_id).write_json(SPOT_FILE, to_json(prices))
 
 
 def keep_storage_usage(
@@ -249,7 +249,7 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
             ledger=ledger,
             now=now,
             storage=_storage_of(workspace, run_id) if launch_id == launch_ids[-1] else None,
-            spot_records=_spot_records_of(workspace, run_id),
+            spot_prices=_spot_prices_of(workspace, run_id),
         )
         for launch_id in launch_ids
     )
@@ -276,9 +276,9 @@ def _storage_of(workspace: Workspace, run_id: str) -> StorageUsage:
     return StorageUsage(**(local_folder(workspace, run_id).read_json(STORAGE_FILE) or {}))
 
 
-def _spot_records_of(workspace: Workspace, run_id: str) -> dict[str, SpotRecord]:
+def _spot_prices_of(workspace: Workspace, run_id: str) -> dict[str, SpotHistory]:
     document = local_folder(workspace, run_id).read_json(SPOT_FILE) or {}
-    return {instance_id: SpotRecord.from_json(record) for instance_id, record in document.items()}
+    return {instance_id: from_json(SpotHistory, history) for instance_id, history in document.items()}
 
 
 def cost_metrics(workspace: Workspace, run_id: str) -> dict[str, float | None]:

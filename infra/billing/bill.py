@@ -1,33 +1,32 @@
 """What a run cost: instance-seconds times the price that was frozen at launch, on spot that of each hour.
 
-Computed from what was written down alone, the ledger and the prices of spot machines as they were when these had
-ended, so that a bill can be made again at any later time and comes out the same; disks and addresses follow from the
-instances, and what was asked of the bucket is told by the run (`infra/prices/service_charges.py`). What was paid for
-nothing has lines of its own. A dry run's bill shows list prices; nothing is charged.
+It is computed from the ledger, and from the price history of spot machines, which is kept once these have ended. So a
+bill can be made again at any later time and comes out the same. Disks and addresses follow from the instances, and
+the run reports its requests to the bucket (`infra/prices/service_charges.py`). Launches that failed have lines of
+their own. A dry run's bill shows list prices; nothing is charged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from heterps_core.hardware import Price
+from heterps_core.hardware import Market, Price
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.prices.service_charges import ServiceLine, service_lines
-from infra.prices.spot_charges import SpotRecord, is_free, spot_usd
+from infra.prices.spot_charges import SpotHistory, is_free
 from infra.providers.base import Provider
 
 STILL_RUNNING = "still running"
 NOT_LAUNCHED = "not launched yet"
-PREEMPTED = "preempted by the cloud"
-FREE = "preempted by the cloud within its first hour: not charged"
+FREE = f"{EndReason.PREEMPTED} within its first hour: not charged"
 
-NO_RECORDS: Mapping[str, SpotRecord] = {}
+NO_HISTORIES: Mapping[str, SpotHistory] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,17 +85,17 @@ def bill_for_run(
     ledger: Ledger,
     now: datetime,
     storage: StorageUsage | None = None,
-    spot_records: Mapping[str, SpotRecord] = NO_RECORDS,
+    spot_prices: Mapping[str, SpotHistory] = NO_HISTORIES,
 ) -> Bill:
     """Add up what a run cost until `now`.
 
     Each machine is charged from its launch to its end, or to `now` while it lives, but at least the
-    provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour. A spot machine of which there is a
-    record is charged by `infra/prices/spot_charges.py`; without one, at the price that was planned with.
+    provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour. A spot machine with a price history
+    (by its id) is charged by `infra/prices/spot_charges.py`; one without, at the price that was planned with.
     """
     charges = sorted(
         (
-            _charge_of(entry, spot_records.get(entry.provider_instance_id or ""), provider, now=now)
+            _charge_of(entry, spot_prices.get(entry.provider_instance_id or ""), provider, now=now)
             for entry in ledger.entries(run_id=run_id)
         ),
         key=_line_key,
@@ -142,29 +141,28 @@ class _Charge:
 
 
 def _charge_of(
-    entry: LedgerEntry, record: SpotRecord | None, provider: type[Provider] | Provider, *, now: datetime
+    entry: LedgerEntry, history: SpotHistory | None, provider: type[Provider] | Provider, *, now: datetime
 ) -> _Charge:
-    if record is None or entry.launched_at is None:
-        seconds = charged_seconds(entry, provider, now=now)
-        return _Charge(
-            entry=entry,
-            seconds=seconds,
-            usd=seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour,
-            price_source=entry.price_source,
-            ended_because=_ended_because(entry),
-        )
-    # The ledger may have noted the end late; the cloud charges by its own.
-    ended_at = min(filter(None, (record.ended_at, entry.ended_at)), default=now)
-    own = replace(entry, ended_at=ended_at)
-    is_not_charged = is_free(record, launched_at=entry.launched_at, ended_at=ended_at)
-    seconds = 0.0 if is_not_charged else charged_seconds(own, provider, now=now)
-    why = FREE if is_not_charged else PREEMPTED if record.is_preempted else _ended_because(entry)
+    seconds, source, ended_because = (
+        charged_seconds(entry, provider, now=now),
+        entry.price_source,
+        entry.reason,
+    )
+    if entry.state is EntryState.INTENDED:
+        ended_because = NOT_LAUNCHED
+    usd = seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour
+    if entry.launched_at is not None and entry.market is Market.SPOT:
+        is_preempted = entry.reason == EndReason.PREEMPTED
+        if is_free(is_preempted=is_preempted, launched_at=entry.launched_at, ended_at=entry.ended_at or now):
+            seconds, usd, ended_because = 0.0, 0.0, FREE
+        elif history is not None:
+            usd, source = history.usd(launched_at=entry.launched_at, seconds=seconds), history.source
     return _Charge(
         entry=entry,
         seconds=seconds,
-        usd=spot_usd(record, launched_at=entry.launched_at, seconds=seconds),
-        price_source=record.source,
-        ended_because=why,
+        usd=usd,
+        price_source=source,
+        ended_because=ended_because or STILL_RUNNING,
     )
 
 
@@ -203,12 +201,6 @@ def _line_key(charge: _Charge) -> tuple[object, ...]:
         charge.ended_because,
         charge.price_source,
     )
-
-
-def _ended_because(entry: LedgerEntry) -> str:
-    if entry.state is EntryState.INTENDED:
-        return NOT_LAUNCHED
-    return entry.reason or STILL_RUNNING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,7 +54,15 @@ class Instance:
     """None where the provider keeps none."""
 
     ended_because: str = ""
-    """In the provider's words; empty while it exists, and where the provider does not tell."""
+    """In the provider's words; empty while it exists, and where the provider gives none."""
+
+    is_preempted: bool = False
+    """The cloud ended it, neither we nor the machine itself."""
+
+    @property
+    def end_reason(self) -> EndReason:
+        """The reason of an end that this program did not ask for."""
+        return EndReason.PREEMPTED if self.is_preempted else EndReason.GONE
 
 
 def moment_or_none(text: str) -> datetime | None:
@@ -84,6 +92,7 @@ class EndReason(StrEnum):
     LEASE_UNREADABLE = "lease unreadable"
     OWNER_DEAD = "owner process dead"
     GONE = "found gone"
+    PREEMPTED = "preempted by the cloud"
     LEFT = "the run went on with other machines"  # written by earlier versions
 
 

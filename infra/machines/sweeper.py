@@ -237,7 +237,8 @@ def _known_ids(ledger: Ledger | None, provider: Provider) -> list[str]:
 def _look_at(provider: Provider, instance: Instance, *, now: datetime, began_s: float) -> _Look:
     """End a machine if it should be; `now` was when the steady clock stood at `began_s`."""
     if instance.is_ended:
-        return _Look(instance=instance, reason=EndReason.GONE, problem=None, over_at=instance.ended_at or now)
+        over_at = instance.ended_at or now
+        return _Look(instance=instance, reason=instance.end_reason, problem=None, over_at=over_at)
     reason = reason_to_end(instance, now=now, tags_grace_s=provider.tags_grace_s)
     problem: str | None = None
     if reason is not None:

@@ -21,7 +21,7 @@ from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
-from infra.prices.spot_charges import SpotRecord
+from infra.prices.spot_charges import SpotHistory
 from infra.workspace import Workspace, location_in_store
 
 REGION = "us-east-1"
@@ -212,8 +212,8 @@ class Provider(ABC):
         """
         return self.list_instances()
 
-    def spot_records(self, entries: Collection[LedgerEntry]) -> dict[str, SpotRecord]:
-        """Return what the provider says of spot machines that have ended, by its ids, without those that it forgot.
+    def spot_prices(self, entries: Collection[LedgerEntry]) -> dict[str, SpotHistory]:
+        """Return the price history of each spot machine, by the provider's ids, without machines that it forgot.
 
         Raises:
             ProvisioningError: It does not answer.

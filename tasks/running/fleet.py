@@ -23,7 +23,7 @@ from infra.machines.failover import first_running_cluster
 from infra.providers import Provider, get_provider, provider_of
 from infra.workspace import Workspace
 from tasks.clusters import (
-    keep_spot_records,
+    keep_spot_prices,
     ledger_entries,
     next_launch_id,
     node_bootstrap,
@@ -163,7 +163,7 @@ def launched(
         ) as cluster:
             yield cluster
     finally:
-        keep_spot_records(run.workspace, provider, run.run_id)
+        keep_spot_prices(run.workspace, provider, run.run_id)
 
 
 @contextmanager
@@ -211,16 +211,22 @@ def forget_lost(run_directory: RunDirectory, node_ids: Collection[str]) -> None:
 
 
 def with_causes(run: FleetRun, cluster: Cluster, lost: MachinesLost) -> MachinesLost:
-    """Return a loss whose message has the provider's reason for the end of each machine."""
+    """Return a loss with the provider's reason for the end of each machine, and write these ends into the ledger."""
     ids = {node.provider_instance_id: node.node_id for node in cluster.nodes if node.node_id in lost.node_ids}
     try:
         known = run.provider.remembered_instances(list(ids)) if ids else ()
     except ProvisioningError as problem:
         logger.warning("why machines of run %s ended is not known: %s", cluster.run_id, problem)
         return lost
+    ended = {each.provider_instance_id: each for each in known if each.is_ended and each.ended_because}
+    ledger = Ledger(run.workspace.ledger_path)
+    for entry in ledger_entries(run.workspace, run.run_id):
+        if entry.ended_at is None and (machine := ended.get(entry.provider_instance_id or "")):
+            at = machine.ended_at or run.provider.now()
+            ledger.ended(entry.run_id, entry.node_id, reason=machine.end_reason, at=at)
     causes = [
-        f"{ids[machine.provider_instance_id]} ({machine.provider_instance_id}) ended: {machine.ended_because}"
-        for machine in known
-        if machine.provider_instance_id in ids and machine.ended_because
+        f"{ids[machine_id]} ({machine_id}) ended: {machine.ended_because}"
+        for machine_id, machine in ended.items()
+        if machine_id in ids
     ]
     return replace(lost, message="; ".join([lost.message, *causes]))

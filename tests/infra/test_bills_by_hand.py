@@ -6,9 +6,9 @@ import pytest
 
 from heterps_core.hardware import Market
 from heterps_core.training.storage.store import StorageUsage
-from infra.billing.bill import FREE, PREEMPTED, bill_for_run
+from infra.billing.bill import FREE, bill_for_run
 from infra.ledger.ledger import EndReason, Ledger
-from infra.prices.spot_charges import SpotRecord
+from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws.provider import AwsEc2Provider
 from tasks.reports.bills import bill_text
 from tests.infra.builders import offer, plan
@@ -20,23 +20,22 @@ PROVIDER = AwsEc2Provider
 
 
 def launched(ledger, *machines):
-    """Write machines down that began at the same time and ended after some seconds; each is (offer, seconds)."""
-    requests = plan(*(of for of, _ in machines)).node_requests()
-    for number, (request, (_, seconds)) in enumerate(zip(requests, machines, strict=True)):
+    """Write machines down that began at the same time; each is (offer, seconds until its end, reason of its end)."""
+    requests = plan(*(of for of, *_ in machines)).node_requests()
+    for number, (request, (_, seconds, *reasons)) in enumerate(zip(requests, machines, strict=True)):
         ledger.intend("r", "aws", request, at=LAUNCHED_AT)
         ledger.launched("r", request.node_id, provider_instance_id=f"i-{number}", at=LAUNCHED_AT)
         ended_at = LAUNCHED_AT + timedelta(seconds=seconds)
-        ledger.ended("r", request.node_id, reason=EndReason.RUN_ENDED, at=ended_at)
+        reason = reasons[0] if reasons else EndReason.RUN_ENDED
+        ledger.ended("r", request.node_id, reason=reason, at=ended_at)
 
 
-def record(*changes, is_preempted=False, ended_after_s=None):
+def history_of(*changes):
     """Price changes as (minutes after the launch, USD an hour)."""
-    return SpotRecord(
+    return SpotHistory(
         times=tuple(LAUNCHED_AT + timedelta(minutes=minutes) for minutes, _ in changes),
         prices_usd_per_hour=tuple(usd for _, usd in changes),
         source="price history",
-        is_preempted=is_preempted,
-        ended_at=None if ended_after_s is None else LAUNCHED_AT + timedelta(seconds=ended_after_s),
     )
 
 
@@ -49,9 +48,9 @@ def test_a_spot_machine_pays_the_price_at_the_beginning_of_each_of_its_hours(led
     spot = offer(price_usd_per_hour=0.03, market=Market.SPOT)
     launched(ledger, (spot, 9_000), (offer("c7i.xlarge", price_usd_per_hour=0.17), 9_000))
     # In effect at the launch 0.04; 0.06 from minute 30 on, 0.05 from minute 90, 0.09 from minute 121.
-    history = record((-600, 0.04), (30, 0.06), (90, 0.05), (121, 0.09))
+    history = history_of((-600, 0.04), (30, 0.06), (90, 0.05), (121, 0.09))
 
-    bill = bill_for_run(PROVIDER, "r", ledger=ledger, now=LAUNCHED_AT, spot_records={"i-0": history})
+    bill = bill_for_run(PROVIDER, "r", ledger=ledger, now=LAUNCHED_AT, spot_prices={"i-0": history})
 
     # Spot, 2.5 hours: the first begins at 0.04, the second (minute 60) at 0.06, the half third (minute 120) at 0.05:
     #     0.04 + 0.06 + 0.5 * 0.05 = 0.125; in the mean 0.125 / 2.5 = 0.05 an hour.
@@ -67,24 +66,25 @@ def test_a_spot_machine_pays_the_price_at_the_beginning_of_each_of_its_hours(led
 
 def test_what_ec2_takes_in_its_first_hour_is_not_charged_and_what_we_end_is(ledger):
     spot = offer(price_usd_per_hour=0.36, market=Market.SPOT)
-    launched(ledger, (spot, 4_000), (spot, 7_200), (spot, 1_800), (spot, 10))
-    records = {
-        # Taken after 59 minutes and 59 s, though the ledger learned of it only after 4,000 s: nothing.
-        "i-0": record((-5, 0.36), is_preempted=True, ended_after_s=3_599),
+    launched(
+        ledger,
+        # Taken after 59 minutes and 59 s: nothing.
+        (spot, 3_599, EndReason.PREEMPTED),
         # Taken after 90 minutes: its seconds, 1 h at 0.36 and half an hour at 0.72.
-        "i-1": record((-5, 0.36), (45, 0.72), is_preempted=True, ended_after_s=5_400),
+        (spot, 5_400, EndReason.PREEMPTED),
         # Ended by us after half an hour, with the first hour not over: its seconds.
-        "i-2": record((-5, 0.36), ended_after_s=1_800),
+        (spot, 1_800),
         # Ended by us after 10 s: a minute is the least.
-        "i-3": record((-5, 0.36), ended_after_s=10),
-    }
+        (spot, 10),
+    )
+    prices = dict.fromkeys(("i-0", "i-1", "i-2", "i-3"), history_of((-5, 0.36), (45, 0.72)))
 
-    bill = bill_for_run(PROVIDER, "r", ledger=ledger, now=LAUNCHED_AT, spot_records=records)
+    bill = bill_for_run(PROVIDER, "r", ledger=ledger, now=LAUNCHED_AT, spot_prices=prices)
 
     # 0 + (0.36 + 0.5 * 0.72) + 0.5 * 0.36 + 60 s * 0.0001 = 0.72 + 0.18 + 0.006.
     assert [(line.stage, line.instance_seconds, line.usd, line.ended_because) for line in bill.lines] == [
         (0, 0.0, 0.0, FREE),
-        (1, 5_400.0, pytest.approx(0.72), PREEMPTED),
+        (1, 5_400.0, pytest.approx(0.72), EndReason.PREEMPTED),
         (2, 1_800.0, pytest.approx(0.18), EndReason.RUN_ENDED),
         (3, 60.0, pytest.approx(0.006), EndReason.RUN_ENDED),
     ]
@@ -120,7 +120,7 @@ def test_a_bucket_is_charged_by_what_it_keeps_for_how_long_and_by_what_leaves_it
     assert bill.total_usd == pytest.approx(1.08 + 0.013151 + 0.015 + 0.6 + 0.2 + 0.101874 + 0.9, abs=1e-5)
 
 
-def test_a_spot_machine_without_a_record_is_charged_as_planned(ledger):
+def test_a_spot_machine_without_a_price_history_is_charged_as_planned(ledger):
     launched(ledger, (offer(price_usd_per_hour=0.36, market=Market.SPOT), 3_600))
 
     (line,) = bill_for_run(PROVIDER, "r", ledger=ledger, now=LAUNCHED_AT).lines

@@ -17,11 +17,10 @@ from heterps_core.hardware import AWS, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.ledger.ledger import LedgerEntry
 from infra.prices.live_prices import LivePrices
-from infra.prices.spot_charges import SpotHistory, SpotRecord
+from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import explained
 from infra.providers.aws.queries import remembered_instances
-from infra.providers.aws.tags import end_of
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
@@ -48,8 +47,6 @@ PRODUCT_FILTERS = {
 
 SPOT_PRODUCT = "Linux/UNIX"
 SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
-
-PREEMPTED_CODE = "Server.SpotInstanceTermination"
 
 MBIT_PER_GBIT = 1_000
 
@@ -148,15 +145,16 @@ def spot_histories(
         pool: SpotHistory(
             times=tuple(sorted(by_time)),
             prices_usd_per_hour=tuple(by_time[time] for time in sorted(by_time)),
+            source=SPOT_SOURCE,
         )
         for pool, by_time in changes.items()
     }
 
 
-def spot_records(
+def prices_of_machines(
     client: EC2Client, workspace: str, entries: Collection[LedgerEntry]
-) -> dict[str, SpotRecord]:
-    """Return what EC2 says of spot machines that have ended, with the price history of each type and zone."""
+) -> dict[str, SpotHistory]:
+    """Return the price history of the type and zone of each spot machine, by its id."""
     launched_at = {
         entry.provider_instance_id: entry.launched_at
         for entry in entries
@@ -164,24 +162,14 @@ def spot_records(
     }
     if not launched_at:
         return {}
-    found = [
-        instance
+    pools = {
+        instance["InstanceId"]: (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])
         for instance in remembered_instances(client, workspace, list(launched_at))
         if instance["InstanceId"] in launched_at
-    ]
-    names = sorted({instance["InstanceType"] for instance in found})
-    histories = spot_histories(client, names, since=min(launched_at.values()))
-    return {
-        instance["InstanceId"]: SpotRecord(
-            times=histories[pool].times,
-            prices_usd_per_hour=histories[pool].prices_usd_per_hour,
-            source=SPOT_SOURCE,
-            is_preempted=instance.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
-            ended_at=end_of(instance.get("StateTransitionReason", "")),
-        )
-        for instance in found
-        if (pool := (instance["InstanceType"], instance["Placement"]["AvailabilityZone"])) in histories
     }
+    names = sorted({name for name, _ in pools.values()})
+    histories = spot_histories(client, names, since=min(launched_at.values()))
+    return {instance_id: histories[pool] for instance_id, pool in pools.items() if pool in histories}
 
 
 def _usd_per_hour(product: Mapping[str, Any]) -> Iterable[float]:

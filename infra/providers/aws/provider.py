@@ -22,7 +22,7 @@ from infra.checks import Check
 from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
-from infra.prices.spot_charges import SpotRecord
+from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import explained
@@ -38,7 +38,7 @@ from infra.providers.aws.node_role import (
     own_node_roles,
     roles_path,
 )
-from infra.providers.aws.prices import AwsPrices, spot_records
+from infra.providers.aws.prices import AwsPrices, prices_of_machines
 from infra.providers.aws.queries import (
     Ec2Clock,
     live_instances,
@@ -245,10 +245,10 @@ class AwsEc2Provider(Provider):
                 remembered_instances(self.client, self.machines.workspace, provider_instance_ids)
             )
 
-    def spot_records(self, entries: Collection[LedgerEntry]) -> dict[str, SpotRecord]:
-        """Ask for the price history of each machine's type and zone; see `Provider.spot_records`."""
+    def spot_prices(self, entries: Collection[LedgerEntry]) -> dict[str, SpotHistory]:
+        """Ask for the price history of each machine's type and zone; see `Provider.spot_prices`."""
         with explained("give the prices of spot machines"):
-            return spot_records(self.client, self.machines.workspace, entries)
+            return prices_of_machines(self.client, self.machines.workspace, entries)
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
         """Delete templates, security groups and roles of runs without machines; see `Provider.remove_leftovers`."""

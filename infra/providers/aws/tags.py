@@ -29,6 +29,8 @@ DISK_PRICE_TAG = "heterps:disk-usd-per-hour"
 PRICE_TAG_PREFIX = "heterps:price/"
 """Before the name of an instance type: a fleet request may have any of several."""
 
+PREEMPTED_CODE = "Server.SpotInstanceTermination"
+
 MAX_OFFERS = 30
 
 MAX_VALUE_CHARACTERS = 256
@@ -95,6 +97,7 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
         is_ended=is_ended,
         ended_at=end_of(described.get("StateTransitionReason", "")) if is_ended else None,
         ended_because=end_text(described) if is_ended else "",
+        is_preempted=described.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
         lease_until=moment_or_none(tags[LEASE_TAG]),
         is_owner_dead=False,
         terms=_terms_of(described, tags, region=region),

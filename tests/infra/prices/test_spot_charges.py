@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.prices.spot_charges import SpotRecord, is_free
+from infra.prices.spot_charges import is_free
 
 LAUNCHED = datetime(2026, 11, 26, 1, 0, tzinfo=UTC)
 
@@ -16,12 +16,6 @@ LAUNCHED = datetime(2026, 11, 26, 1, 0, tzinfo=UTC)
     [(3_599, True, True), (3_600, True, False), (3_599, False, False)],
 )
 def test_only_what_the_cloud_takes_within_the_first_hour_is_free(seconds, is_preempted, expected):
-    record = SpotRecord(
-        times=(LAUNCHED,),
-        prices_usd_per_hour=(0.03,),
-        source="test",
-        is_preempted=is_preempted,
-        ended_at=None,
-    )
+    ended_at = LAUNCHED + timedelta(seconds=seconds)
 
-    assert is_free(record, launched_at=LAUNCHED, ended_at=LAUNCHED + timedelta(seconds=seconds)) is expected
+    assert is_free(is_preempted=is_preempted, launched_at=LAUNCHED, ended_at=ended_at) is expected

@@ -1,6 +1,5 @@
 """What EC2 says of spot machines, in answers as its API reference shows them: moto has one price, no preemption."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
 import boto3
@@ -9,10 +8,9 @@ from botocore.stub import ANY, Stubber
 
 from heterps_core.hardware import Market
 from infra.ledger.ledger import EndReason, Ledger
-from infra.prices.spot_charges import SpotRecord
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.workspace import Workspace
-from tasks.clusters import bills_of_run, keep_spot_records
+from tasks.clusters import bills_of_run, keep_spot_prices, local_folder
 from tests.infra.builders import offer, plan
 
 LAUNCHED_AT = datetime(2026, 7, 20, 4, 30, tzinfo=UTC)
@@ -90,13 +88,13 @@ def test_the_prices_of_ended_spot_machines_are_frozen_into_the_bill(workspace, c
         },
     )
 
-    keep_spot_records(workspace, AwsEc2Provider(client), "r1")
+    keep_spot_prices(workspace, AwsEc2Provider(client), "r1")
 
     stub.assert_no_pending_responses()
     (bill,) = bills_of_run(workspace, "aws", "r1")
     lines = {(line.stage, round(line.usd, 6), line.price_source[:3]) for line in bill.lines}
-    # By hand: preempted after 2 h by the ledger, 0.04 + 0.06; shut down after 1.5 h, 0.04 + 0.5 * 0.06; on-demand.
-    assert lines == {(0, 0.1, "EC2"), (1, 0.07, "EC2"), (2, 0.18, "tes")}
+    # By hand, 2 h each: 0.04 + 0.06 on spot; on-demand at 0.09.
+    assert lines == {(0, 0.1, "EC2"), (1, 0.1, "EC2"), (2, 0.18, "tes")}
     # Made again without any cloud it is the same.
     assert bills_of_run(workspace, "aws", "r1")[0].lines == bill.lines
 
@@ -104,20 +102,24 @@ def test_the_prices_of_ended_spot_machines_are_frozen_into_the_bill(workspace, c
 def test_where_ec2_does_not_answer_the_planned_price_stays(workspace, client, stub, caplog):
     stub.add_client_error("describe_instances", service_error_code="ExpiredToken")
 
-    keep_spot_records(workspace, AwsEc2Provider(client), "r1")
+    keep_spot_prices(workspace, AwsEc2Provider(client), "r1")
 
     assert "are billed at the prices of their launch" in caplog.text
     (bill,) = bills_of_run(workspace, "aws", "r1")
     assert sum(line.usd for line in bill.lines) == pytest.approx(2 * (0.03 + 0.03 + 0.09))
 
 
-def test_a_record_comes_back_from_its_json():
-    record = SpotRecord(
-        times=(LAUNCHED_AT, LAUNCHED_AT + timedelta(hours=1)),
-        prices_usd_per_hour=(0.1, 0.2),
-        source="s",
-        is_preempted=True,
-        ended_at=LAUNCHED_AT,
-    )
+def test_the_prices_of_an_earlier_version_are_read(workspace):
+    """It kept the end of a machine beside its prices."""
+    of_before = {
+        "times": [LAUNCHED_AT.isoformat()],
+        "prices_usd_per_hour": [0.05],
+        "source": "EC2",
+        "is_preempted": False,
+        "ended_at": None,
+    }
+    local_folder(workspace, "r1").write_json("spot.json", {"i-0": of_before})
 
-    assert SpotRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    (bill,) = bills_of_run(workspace, "aws", "r1")
+
+    assert {line.price_usd_per_hour for line in bill.lines if line.stage == 0} == {0.05}
