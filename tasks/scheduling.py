@@ -15,7 +15,7 @@ from heterps_core.hardware import InstanceOffer
 from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
     interruptions_per_unit,
@@ -87,30 +87,7 @@ def make_problem(
     problems = []
     for zone in zones_of(offers):
         in_zone = offers_in_zone(offers, zone)
-        prices = unit_prices(in_zone)
-        units = {
-            name: unit_type(
-                profiled.planned_graph,
-                profiled.profiles[name],
-                get_device_type(name),
-                batch_size=job.batch_size,
-                instances=instance_sizes(name, in_zone),
-                on_demand_instances=on_demand_sizes(name, in_zone),
-                interruptions_per_hour=interruptions_per_unit(name, in_zone),
-                price_usd_per_hour=prices[name],
-                max_units=MAX_UNITS,
-                step_model=StepModel.TRAINER,
-                wire_dtype=wire_dtype,
-                reserved_bytes=reserved_bytes(
-                    get_device_type(name),
-                    profiled.planned_graph,
-                    batch_size=job.batch_size,
-                    num_samples=job.num_samples,
-                ),
-            )
-            for name in device_types
-            if name in prices
-        }
+        units = _units(profiled, job, in_zone, device_types, wire_dtype=wire_dtype)
         in_memory = build_problem(
             profiled.planned_graph,
             profiled.profiles,
@@ -138,6 +115,38 @@ def make_problem(
         for index, problem in enumerate(problems)
     ]
     return problems[costs_usd.index(min(costs_usd))]
+
+
+def _units(
+    profiled: ProfiledModel,
+    job: PlannedJob,
+    offers: Sequence[InstanceOffer],
+    device_types: Sequence[str],
+    *,
+    wire_dtype: str,
+) -> dict[str, UnitType]:
+    """Return the device types that are sold in a zone as units of a planning problem."""
+    graph, prices = profiled.planned_graph, unit_prices(offers)
+    return {
+        name: unit_type(
+            graph,
+            profiled.profiles[name],
+            get_device_type(name),
+            batch_size=job.batch_size,
+            instances=instance_sizes(name, offers),
+            on_demand_instances=on_demand_sizes(name, offers),
+            interruptions_per_hour=interruptions_per_unit(name, offers),
+            price_usd_per_hour=prices[name],
+            max_units=MAX_UNITS,
+            step_model=StepModel.TRAINER,
+            wire_dtype=wire_dtype,
+            reserved_bytes=reserved_bytes(
+                get_device_type(name), graph, batch_size=job.batch_size, num_samples=job.num_samples
+            ),
+        )
+        for name in device_types
+        if name in prices
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a node starts: the wheel that it runs, what it is told, and its first script, as a process or a machine."""
+"""How a node starts: the wheel that it runs, its variables, and its first script, as a process or a machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,20 @@ from typing import TYPE_CHECKING
 
 import heterps_core
 from heterps_core.errors import ConfigurationError
+from heterps_core.training.node.node_life import (
+    DRY_RUN_VARIABLE,
+    KIND_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    RUN_KEY_VARIABLE,
+)
 
 if TYPE_CHECKING:
     from heterps_core.training.storage.run_directory import RunDirectory
 
-WHEEL_FOLDER = "code"
-SUFFIXES = (".py", ".cpp", ".typed")
+RUN_ID_VARIABLE = "HETERPS_RUN_ID"
+
+_WHEEL_FOLDER = "code"
+_SUFFIXES = (".py", ".cpp", ".typed")
 _EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)
 
 BOOTSTRAP_SCRIPT = Path(__file__).with_name("bootstrap.sh")
@@ -68,7 +76,7 @@ def build_node_wheel(model: str = "") -> NodeWheel:
             archive.writestr(zipfile.ZipInfo(name, _EARLIEST_TIME), content, zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
     return NodeWheel(
-        key=f"{WHEEL_FOLDER}/heterps-{version}-py3-none-any.whl",
+        key=f"{_WHEEL_FOLDER}/heterps-{version}-py3-none-any.whl",
         sha256=hashlib.sha256(content).hexdigest(),
         content=content,
     )
@@ -97,7 +105,7 @@ def _package_files(name: str) -> dict[str, bytes]:
     if not found.submodule_search_locations:
         return {origin.name: origin.read_bytes()}
     root = origin.parent
-    paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES and path.is_file())
+    paths = sorted(path for path in root.rglob("*") if path.suffix in _SUFFIXES and path.is_file())
     return {f"{name}/{path.relative_to(root).as_posix()}": path.read_bytes() for path in paths}
 
 
@@ -108,7 +116,7 @@ def _record_line(name: str, content: bytes) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bootstrap:
-    """What every node of a run is told when it starts."""
+    """The settings with which every node of a run starts."""
 
     run_directory: str
     """Where the flow's host and the nodes meet: a local path, or a URI such as s3://bucket/prefix."""
@@ -137,16 +145,16 @@ def node_environment(
     starts many alike and does not set HETERPS_NODE_ID.
     """
     variables = {
-        "HETERPS_NODE_IS": "process" if is_process else "machine",
-        "HETERPS_DRY_RUN": str(int(is_dry_run)),
-        "HETERPS_RUN_ID": run_id,
-        "HETERPS_RUN_DIR": bootstrap.run_directory,
+        KIND_VARIABLE: "process" if is_process else "machine",
+        DRY_RUN_VARIABLE: str(int(is_dry_run)),
+        RUN_ID_VARIABLE: run_id,
+        RUN_DIRECTORY_VARIABLE: bootstrap.run_directory,
         "HETERPS_PYTHON": bootstrap.python,
         "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
         "HETERPS_LEASE_S": str(math.ceil(lease_s)),
     }
     if bootstrap.run_key:
-        variables["HETERPS_RUN_KEY"] = bootstrap.run_key.hex()
+        variables[RUN_KEY_VARIABLE] = bootstrap.run_key.hex()
     if bootstrap.wheel is not None:
         variables["HETERPS_WHEEL"] = bootstrap.wheel.key
         variables["HETERPS_WHEEL_SHA256"] = bootstrap.wheel.sha256

@@ -261,19 +261,17 @@ def _find(database: sqlite3.Connection, condition: str, *values: object) -> Ledg
 
 def _find_intent(database: sqlite3.Connection, instance: Instance) -> LedgerEntry | None:
     """Return the open intent that a machine was launched for; those of one stage are alike."""
-    is_open = "run_id = ? AND state = ?"
+    intents = "run_id = ? AND state = ?"
+    keys: tuple[object, ...] = (instance.run_id, EntryState.INTENDED)
     if instance.node_id is not None:
-        return _find(
-            database, f"{is_open} AND node_id = ?", instance.run_id, EntryState.INTENDED, instance.node_id
-        )
+        return _find(database, f"{intents} AND node_id = ?", *keys, instance.node_id)
     if instance.terms is None:
         return None
-    of_stage = f"{is_open} AND attempt = ? AND stage = ?"
-    attempt_and_stage = (instance.terms.attempt, instance.terms.stage)
-    # An alternative may have been had: any intent of the stage stands for it then.
-    same_type = f"{of_stage} AND instance_type = ?"
-    keys = (instance.run_id, EntryState.INTENDED, *attempt_and_stage)
-    return _find(database, same_type, *keys, instance.instance_type) or _find(database, of_stage, *keys)
+    intents_of_stage = f"{intents} AND attempt = ? AND stage = ?"
+    keys = (*keys, instance.terms.attempt, instance.terms.stage)
+    # An alternative may have been launched: any intent of the stage stands for it then.
+    same_type = _find(database, f"{intents_of_stage} AND instance_type = ?", *keys, instance.instance_type)
+    return same_type or _find(database, intents_of_stage, *keys)
 
 
 def _update(database: sqlite3.Connection, entry: LedgerEntry, values: dict[str, object]) -> None:

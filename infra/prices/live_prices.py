@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Self
@@ -19,10 +20,10 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.units import ratio
 from infra.prices.spot_charges import SpotHistory
 
-LAST_CHANGE = timedelta(hours=1)
+_LAST_CHANGE = timedelta(hours=1)
 """How far back the spot history is asked for; the price in force at its start is always in the answer."""
 
-MOVED_BY = 0.02
+_MOVED_BY = 0.02
 """A price counts as moved beyond this share of it; spot prices move by less all the time."""
 
 
@@ -107,32 +108,36 @@ def refresh(
     new: list[InstanceOffer] = []
     problems: list[str] = []
     for region in regions:
-        try:
+        sizes: Mapping[str, InstanceType]
+        sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
+        with _noted(problems):
             sizes = prices.sizes(region, families)
-        except ProvisioningError as problem:
-            problems.append(str(problem))
-            sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
-        try:
+        with _noted(problems):
             on_demand = prices.on_demand(region)
             renewed.add((region, Market.ON_DEMAND))
             new += [
                 _offer(prices, sizes[name], on_demand[name], region=region, now=now)
                 for name in sorted(on_demand.keys() & sizes.keys())
             ]
-        except ProvisioningError as problem:
-            problems.append(str(problem))
-        try:
-            histories = prices.spot(region, sorted(sizes), since=now - LAST_CHANGE) if sizes else {}
+        with _noted(problems):
+            histories = prices.spot(region, sorted(sizes), since=now - _LAST_CHANGE) if sizes else {}
             renewed.add((region, Market.SPOT))
             new += [
                 _offer(prices, sizes[name], history.last_usd_per_hour, region=region, now=now, spot_zone=zone)
                 for (name, zone), history in sorted(histories.items())
                 if name in sizes and history.last_usd_per_hour > 0
             ]
-        except ProvisioningError as problem:
-            problems.append(str(problem))
     older = [offer for offer in known if (offer.region, offer.market) not in renewed]
     return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems))
+
+
+@contextmanager
+def _noted(problems: list[str]) -> Iterator[None]:
+    """Note that the cloud did not answer, in place of raising it."""
+    try:
+        yield
+    except ProvisioningError as problem:
+        problems.append(str(problem))
 
 
 def _offer(
@@ -165,12 +170,12 @@ class Recheck:
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """One line for each price that moved by more than `MOVED_BY`."""
+        """One line for each price that moved by more than `_MOVED_BY`."""
         return tuple(
             f"{old.instance_type.name} in {old.place}, {old.market}: {old.price_usd_per_hour:.4f} -> "
             f"{new.price_usd_per_hour:.4f} USD/hour ({_moved_by(old, new):+.0%})"
             for old, new in self.offers.items()
-            if abs(_moved_by(old, new)) > MOVED_BY
+            if abs(_moved_by(old, new)) > _MOVED_BY
         )
 
     def applied_to(self, plan: ProvisioningPlan) -> ProvisioningPlan:
@@ -201,24 +206,21 @@ def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetim
         questions[offer.region, offer.market, name].append(offer)
     for (region, market, name), same in questions.items():
         usd_per_hour: dict[tuple[str, str | None], float]
-        try:
+        with _noted(problems):
             if market is Market.SPOT:
                 names = sorted({offer.instance_type.name for offer in same})
-                histories = prices.spot(region, names, since=now - LAST_CHANGE)
+                histories = prices.spot(region, names, since=now - _LAST_CHANGE)
                 usd_per_hour = {pool: history.last_usd_per_hour for pool, history in histories.items()}
             else:
                 on_demand = prices.on_demand(region, instance_type=name)
                 usd_per_hour = {(each, None): usd for each, usd in on_demand.items()}
-        except ProvisioningError as problem:
-            problems.append(str(problem))
-            continue
-        for offer in same:
-            pool = (offer.instance_type.name, offer.zone if market is Market.SPOT else None)
-            if pool in usd_per_hour:
-                price = prices.price_now(usd_per_hour[pool], market, now=now)
-                found[offer] = replace(offer, **price.price)
-            else:
-                problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
+            for offer in same:
+                pool = (offer.instance_type.name, offer.zone if market is Market.SPOT else None)
+                if pool in usd_per_hour:
+                    price = prices.price_now(usd_per_hour[pool], market, now=now)
+                    found[offer] = replace(offer, **price.price)
+                else:
+                    problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
     return Recheck(offers=found, problems=tuple(problems))
 
 

@@ -20,8 +20,9 @@ import psutil
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_codec import from_json, to_json
 from heterps_core.json_file import replace_json
+from heterps_core.training.node.node_life import NODE_ID_VARIABLE
+from infra.bootstrap.node_start import RUN_ID_VARIABLE
 
-NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 STATE_VARIABLE = "HETERPS_STATE_DIR"
 """Tells the processes of one state directory from those of another on the same machine."""
 
@@ -42,7 +43,7 @@ _CHILDREN: dict[tuple[Path, NodeKey], subprocess.Popen[bytes]] = {}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessIdentity:
-    """A process told apart from a later one with the same pid."""
+    """A process, distinguished from a later one with the same pid."""
 
     pid: int
     created_at_s: float
@@ -111,7 +112,7 @@ class NodeProcesses:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
             if environment.get(STATE_VARIABLE) == str(self._state_directory) and process.pid != os.getpid():
-                yield process, (environment.get("HETERPS_RUN_ID", ""), environment.get(NODE_ID_VARIABLE, ""))
+                yield process, (environment.get(RUN_ID_VARIABLE, ""), environment.get(NODE_ID_VARIABLE, ""))
 
     def end(self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity]) -> None:
         """Ask the processes of nodes to end, and end those that stay.

@@ -15,6 +15,7 @@ from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import TableDisk
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import InstanceTypeDef
 
-PROFILE_TIMEOUT_S = 120.0
+_PROFILE_TIMEOUT_S = 120.0
 """For EC2 to know a profile: 5 s to two minutes were reported (hashicorp/packer 9810, hashicorp/terraform 15341)."""
 
-PROFILE_POLL_S = 5.0
+_PROFILE_POLL_S = 5.0
 
 _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -66,7 +67,7 @@ class MachineSettings:
 
     key_name: str | None = None
     workspace: str = "default"
-    """Whose machines these are, where several share an account: at most 32 letters, digits, '.', '_' and '-'."""
+    """Name of their owner, where several share an account: at most 32 letters, digits, '.', '_' and '-'."""
 
     def __post_init__(self) -> None:
         if not _WORKSPACE.fullmatch(self.workspace):
@@ -111,19 +112,17 @@ class RunLaunch:
     """boto3's IAM client; None makes no role, and nodes have no rights."""
 
     machines: MachineSettings
-    run_directory: str
-    data_folders: tuple[str, ...]
+    bootstrap: Bootstrap
     run_id: str
     lease_until: datetime
     first_boot: str
     table_disk: TableDisk | None
-
     ledger: Ledger
     launched_ids: list[str]
     """Grows by every instance that EC2 names, also of requests that failed."""
 
     now: Callable[[], datetime]
-    """Tells EC2's time, which a sweep reads what is written here by."""
+    """Returns EC2's time, by which a sweep reads the times of a launch."""
 
     _has_old_lease: bool = False
 
@@ -141,7 +140,7 @@ class RunLaunch:
 
         Raises:
             ZoneFullError: Another zone may do.
-            ProvisioningError: A group cannot be had, or what is there is not whole.
+            ProvisioningError: A group is not available, or the live instances of one are not whole.
         """
         nodes: dict[str, Node] = {}
         zone: str | None = None
@@ -212,12 +211,12 @@ class RunLaunch:
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
         boundary = self.machines.node_boundary
-        if self.iam is None or boundary is None or not is_in_s3(self.run_directory):
+        if self.iam is None or boundary is None or not is_in_s3(self.bootstrap.run_directory):
             return None
         path = roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
         name = role_name(path, attempt=number)
         with explained("make the role of the nodes"):
-            policy = node_policy(self.run_directory, self.data_folders)
+            policy = node_policy(self.bootstrap.run_directory, self.bootstrap.data_folders)
             make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
         return name
 
@@ -247,7 +246,7 @@ class RunLaunch:
         self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]
     ) -> tuple[tuple[str, ...], ProvisioningError | None]:
         """Ask for a group, again and again for a while where EC2 does not know the run's profile yet."""
-        deadline_s = time.monotonic() + PROFILE_TIMEOUT_S
+        deadline_s = time.monotonic() + _PROFILE_TIMEOUT_S
         for repetition in count():
             with explained(f"launch {group}"):
                 instance_ids, problem = request_fleet(
@@ -264,7 +263,7 @@ class RunLaunch:
             is_early = isinstance(problem, UnknownProfileError) and not instance_ids
             if not is_early or time.monotonic() > deadline_s:
                 break
-            time.sleep(PROFILE_POLL_S)
+            time.sleep(_PROFILE_POLL_S)
         return instance_ids, problem
 
     def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:

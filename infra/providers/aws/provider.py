@@ -74,7 +74,7 @@ class AwsEc2Provider(Provider):
     lease_s: ClassVar[float] = 600.0
     # Amazon EC2 pricing: Linux instances are billed by the second, at least 60.
     minimum_billed_s: ClassVar[float] = 60.0
-    # EC2 shows what it was told with a delay that it gives no bound for; minutes were never seen.
+    # EC2 shows new tags with a delay that it gives no bound for; minutes were never seen.
     tags_grace_s: ClassVar[float] = 300.0
     disk_gb_each: ClassVar[float] = DISK_GB
     live_prices: ClassVar[type[LivePrices] | None] = AwsPrices
@@ -145,8 +145,7 @@ class AwsEc2Provider(Provider):
             client=self.client,
             iam=self.iam,
             machines=self.machines,
-            run_directory=bootstrap.run_directory,
-            data_folders=bootstrap.data_folders,
+            bootstrap=bootstrap,
             run_id=run_id,
             lease_until=lease_until,
             first_boot=user_data(

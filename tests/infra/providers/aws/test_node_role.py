@@ -29,7 +29,7 @@ def provider(client):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(infra.providers.aws.launch, "PROFILE_POLL_S", 0.0)
+    monkeypatch.setattr(infra.providers.aws.launch, "_PROFILE_POLL_S", 0.0)
 
 
 def only_role(server):
@@ -179,7 +179,7 @@ def test_a_profile_that_ec2_does_not_know_yet_is_asked_for_again(server, wire, l
 
 
 def test_a_profile_that_ec2_never_knows_ends_the_launch_and_leaves_nothing(server, wire, launch, monkeypatch):
-    monkeypatch.setattr(infra.providers.aws.launch, "PROFILE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(infra.providers.aws.launch, "_PROFILE_TIMEOUT_S", 0.0)
     wire.refused_fleets = dict.fromkeys(range(1000), "InvalidParameterValue")
     wire.refusal_message = UNKNOWN
 
