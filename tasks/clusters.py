@@ -57,7 +57,7 @@ def directory_of_run(workspace: Workspace, provider: str, run_id: str) -> RunDir
 
 
 def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spent:
-    """Return what stands against the caps before a run is launched, or launched again; its own fleet is not in it."""
+    """Return the spending that counts against the caps before a launch, without the live machines of the run."""
     now = provider.now()
     entries = [entry for entry in ledger.entries() if entry.provider == provider.name]
     of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
@@ -71,7 +71,7 @@ def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spen
 
 
 def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
-    """Return what the nodes of a run are told, with the code that rented ones run put into the run directory."""
+    """Return the settings of the nodes of a run; puts the code of rented ones into the run directory."""
     rented_from = get_provider(provider)
     return Bootstrap(
         run_directory=run_directory.location,

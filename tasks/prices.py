@@ -22,7 +22,7 @@ from infra.workspace import Workspace
 from tasks import REPEATABLE
 from tasks.provisioning import Provisioning, within_caps
 
-REFRESH_AFTER = timedelta(hours=6)
+_REFRESH_AFTER = timedelta(hours=6)
 """Before machines are rented, older prices are asked for again."""
 
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def refresh_prices_of(
     """Ask a cloud for the prices of all device types in some regions; return them and the file that has them now.
 
     Raises:
-        ProvisioningError: Not one price could be had; nothing was written.
+        ProvisioningError: No price is available; nothing was written.
     """
     now = datetime.now(UTC)
     newest = newest_refreshed(price_folder(workspace))
@@ -67,7 +67,7 @@ def refresh_prices_of(
 
 
 def source_of(provider: str) -> type[LivePrices]:
-    """Return who tells the prices of a provider.
+    """Return the source of the prices of a provider.
 
     Raises:
         UnknownNameError: There is no such provider, or its prices cannot be asked for.
@@ -79,7 +79,7 @@ def source_of(provider: str) -> type[LivePrices]:
 
 
 def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
-    """Refresh prices if the newest refresh is older than `REFRESH_AFTER`; a failure is logged and ignored.
+    """Refresh prices if the newest refresh is older than `_REFRESH_AFTER`; a failure is logged and ignored.
 
     Where the provider has no prices to ask for, nothing is done.
     """
@@ -89,7 +89,7 @@ def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequ
     newest = newest_refreshed(price_folder(workspace))
     if newest is not None:
         now = datetime.now(UTC)
-        if min((offer.price_age(now) for offer in newest.offers()), default=REFRESH_AFTER) < REFRESH_AFTER:
+        if min((offer.price_age(now) for offer in newest.offers()), default=_REFRESH_AFTER) < _REFRESH_AFTER:
             return
     try:
         refresh_prices_of(workspace, prices, regions=regions)
@@ -104,7 +104,7 @@ def recheck_prices(
     """Ask for the prices of what is about to be rented again; those are what the run's bill is frozen at.
 
     A price that cannot be asked for stays as it was planned with, which is told. The plan stays the same: its prices
-    are at most `REFRESH_AFTER` old, and a plan that moves with every cent would never be launched. Alternatives and
+    are at most `_REFRESH_AFTER` old, and a plan that moves with every cent would never be launched. Alternatives and
     fall-backs that would break a cap at the prices of now are left out.
 
     Raises:

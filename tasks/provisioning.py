@@ -55,7 +55,7 @@ class Provisioning:
     """Where the prices were read from."""
 
     fallback_plans: tuple[ProvisioningPlan, ...] = ()
-    """What is tried in order where `launch_plan` cannot be had; within the caps."""
+    """Tried in order if `launch_plan` is not available; within the caps."""
 
     @property
     def plans(self) -> tuple[ProvisioningPlan, ...]:

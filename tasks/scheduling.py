@@ -38,11 +38,11 @@ from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import with_table_disks
 from tasks.profiling import PlannedJob, ProfiledModel
 
-PROVING_SCHEDULER = "exact"
-COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
+_PROVING_SCHEDULER = "exact"
+_COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
 """Searched for every report beside the chosen one."""
 
-SPEED_ON_SPOT, MOST_FOR_SPEED = 2.0, 1.1
+_SPEED_ON_SPOT, _MOST_FOR_SPEED = 2.0, 1.1
 """How many times as fast as it must be a plan on spot is made, where that costs at most so many times as much: on
 recorded markets nights that can wait cost a quarter less (docs/log, 2026-11)."""
 
@@ -50,7 +50,7 @@ SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""
 
 MAX_UNITS = 64
-"""Of each device type in a plan: the order of a new account's quota."""
+"""Most units of a device type in a plan: the order of a new account's quota."""
 
 
 @task(name="build problem", cache_policy=NO_CACHE)
@@ -210,15 +210,15 @@ def search_chosen(
     """
     proven = search_plan(
         problem,
-        scheduler=PROVING_SCHEDULER,
+        scheduler=_PROVING_SCHEDULER,
         budget_evaluations=budget_evaluations,
         seed=seed,
         max_seconds=max_seconds,
     )
     if not isinstance(proven, SearchResult):
         raise proven
-    results = {PROVING_SCHEDULER: proven}
-    if scheduler == PROVING_SCHEDULER:
+    results = {_PROVING_SCHEDULER: proven}
+    if scheduler == _PROVING_SCHEDULER:
         return Searches(results=results, without_plan={}, taken=scheduler)
     asked = search_plan(
         problem,
@@ -228,10 +228,10 @@ def search_chosen(
         proven_usd=proven.plan.cost_lower_bound_usd,
     )
     if not isinstance(asked, SearchResult):
-        return Searches(results=results, without_plan={scheduler: asked}, taken=PROVING_SCHEDULER)
+        return Searches(results=results, without_plan={scheduler: asked}, taken=_PROVING_SCHEDULER)
     results[scheduler] = asked
     is_taken = asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
-    return Searches(results=results, without_plan={}, taken=scheduler if is_taken else PROVING_SCHEDULER)
+    return Searches(results=results, without_plan={}, taken=scheduler if is_taken else _PROVING_SCHEDULER)
 
 
 def search_in_time(
@@ -267,7 +267,7 @@ def search_in_time(
         return problem, searches
     in_time = False
     least = searches
-    for floor in (deadline.spot_floor_samples_per_s, SPEED_ON_SPOT * deadline.spot_floor_samples_per_s):
+    for floor in (deadline.spot_floor_samples_per_s, _SPEED_ON_SPOT * deadline.spot_floor_samples_per_s):
         if math.isinf(floor):
             break
         faster = replace(
@@ -279,7 +279,7 @@ def search_in_time(
             break
         plan = found.chosen.plan
         if in_time and (
-            plan.cost_usd > MOST_FOR_SPEED * least.chosen.plan.cost_usd
+            plan.cost_usd > _MOST_FOR_SPEED * least.chosen.plan.cost_usd
             or (max_usd_per_hour is not None and plan.price_usd_per_hour > max_usd_per_hour)
         ):
             break
@@ -303,8 +303,8 @@ def with_compared(
     takes longer than many a night's training.
     """
     results, without_plan = dict(searches.results), dict(searches.without_plan)
-    proven_usd = results[PROVING_SCHEDULER].plan.cost_lower_bound_usd
-    for name in COMPARED_SCHEDULERS:
+    proven_usd = results[_PROVING_SCHEDULER].plan.cost_lower_bound_usd
+    for name in _COMPARED_SCHEDULERS:
         if name in results or name in without_plan:
             continue
         most = min(budget_evaluations, get_scheduler(name).default_budget_evaluations)
@@ -320,7 +320,7 @@ def with_compared(
 
 @task(name="explain plan", cache_policy=NO_CACHE)
 def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExplanation:
-    """Say why a plan was chosen, what would change the choice and what more throughput costs."""
+    """Explain why a plan was chosen, what would change the choice and what more throughput costs."""
     return explain_plan(problem, result.plan.stages, detail=default_detail(problem))
 
 

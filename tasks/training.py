@@ -33,7 +33,7 @@ from tasks.provisioning import Provisioning, usd_for
 from tasks.running.progress import show_progress
 from tasks.running.start import Start
 
-LEAST_CHECKPOINT_STEPS, MOST_CHECKPOINT_STEPS = 50, 200
+_LEAST_CHECKPOINT_STEPS, _MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
 
 _LOG_INTERVAL_S = 5.0
@@ -83,7 +83,7 @@ def training_config(
         interruptions_per_hour: Of the whole fleet; 0 where none of it is on spot.
     """
     interval_s = checkpoint_interval_seconds(interruptions_per_hour)
-    most_steps = max(MOST_CHECKPOINT_STEPS, int(interval_s * samples_per_s / batch_size))
+    most_steps = max(_MOST_CHECKPOINT_STEPS, int(interval_s * samples_per_s / batch_size))
     steps = dataset.num_batches(batch_size) * epochs
     update_mode = update_mode or default_update_mode(steps)
     microbatches = delayed_microbatches if update_mode == DELAYED else default_microbatches
@@ -92,7 +92,7 @@ def training_config(
         num_microbatches=microbatches(batch_size, num_stages=num_stages),
         update_mode=update_mode,
         num_epochs=epochs,
-        checkpoint_interval_steps=min(max(steps // 5, LEAST_CHECKPOINT_STEPS), most_steps),
+        checkpoint_interval_steps=min(max(steps // 5, _LEAST_CHECKPOINT_STEPS), most_steps),
         **others,
     )
 
@@ -155,7 +155,7 @@ def write_job(
 
 @task(name="train", cache_policy=NO_CACHE)
 def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None]) -> TrainingOutcome:
-    """Write for the nodes who takes part, and follow them to the end; `on_progress` is called after steps."""
+    """Publish the cluster to its nodes, and follow them to the end; `on_progress` is called after steps."""
     publish_cluster(run, cluster)
     created_at = datetime.fromisoformat(cluster.created_at)
     logged_at_s = 0.0

@@ -22,11 +22,11 @@ from infra.prices.service_charges import ServiceLine, service_lines
 from infra.prices.spot_charges import SpotHistory, is_free
 from infra.providers.base import Provider
 
-STILL_RUNNING = "still running"
-NOT_LAUNCHED = "not launched yet"
+_STILL_RUNNING = "still running"
+_NOT_LAUNCHED = "not launched yet"
 FREE = f"{EndReason.PREEMPTED} within its first hour: not charged"
 
-NO_HISTORIES: Mapping[str, SpotHistory] = {}
+_NO_HISTORIES: Mapping[str, SpotHistory] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +69,12 @@ class Bill(JsonDocument):
 
     @property
     def total_usd(self) -> float:
-        """Of all lines, waste and services included."""
+        """The sum of all lines, waste and services included."""
         return sum(line.usd for line in self.lines) + sum(line.usd for line in self.services)
 
     @property
     def failed_launches_usd(self) -> float:
-        """Of the lines that bought nothing; what was wasted besides is in `waste_lines`."""
+        """The sum of the lines that bought nothing; other waste is in `waste_lines`."""
         return sum(line.usd for line in self.lines if line.is_waste)
 
 
@@ -85,7 +85,7 @@ def bill_for_run(
     ledger: Ledger,
     now: datetime,
     storage: StorageUsage | None = None,
-    spot_prices: Mapping[str, SpotHistory] = NO_HISTORIES,
+    spot_prices: Mapping[str, SpotHistory] = _NO_HISTORIES,
 ) -> Bill:
     """Add up what a run cost until `now`.
 
@@ -149,7 +149,7 @@ def _charge_of(
         entry.reason,
     )
     if entry.state is EntryState.INTENDED:
-        ended_because = NOT_LAUNCHED
+        ended_because = _NOT_LAUNCHED
     usd = seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour
     if entry.launched_at is not None and entry.market is Market.SPOT:
         is_preempted = entry.reason == EndReason.PREEMPTED
@@ -162,7 +162,7 @@ def _charge_of(
         seconds=seconds,
         usd=usd,
         price_source=source,
-        ended_because=ended_because or STILL_RUNNING,
+        ended_because=ended_because or _STILL_RUNNING,
     )
 
 
@@ -210,7 +210,7 @@ class WasteLine:
     cause: str
     usd: float
     share: float
-    """Of the bill's total, in [0, 1]."""
+    """Part of the bill's total, in [0, 1]."""
 
 
 def waste_lines(

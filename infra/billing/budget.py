@@ -2,7 +2,7 @@
 
     within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
 
-A watch that sees neither ledger nor provider for `BLIND_LIMIT_S` asks for the checkpoint and the stop as well.
+A watch that sees neither ledger nor provider for `_BLIND_LIMIT_S` asks for the checkpoint and the stop as well.
 
 The reserve pays for the last checkpoint and the teardown, so that a run that obeys stays within its cap; one that
 does not (a worker that hangs) loses its machines at the cap.
@@ -26,17 +26,17 @@ from infra.providers.base import Provider
 
 logger = logging.getLogger(__name__)
 
-WARNING_SHARE = 0.8
+_WARNING_SHARE = 0.8
 
-RESERVE_S = 60.0
-"""Of the fleet's time, for the last checkpoint and the teardown."""
+_RESERVE_S = 60.0
+"""The fleet's time for the last checkpoint and the teardown."""
 
-LARGEST_RESERVE_SHARE = 0.05
-"""Of a cap: a small one is not eaten up by its reserve."""
+_LARGEST_RESERVE_SHARE = 0.05
+"""Limits the reserve of a small cap."""
 
 LOOK_INTERVAL_S = 1.0
 
-BLIND_LIMIT_S = 120.0
+_BLIND_LIMIT_S = 120.0
 """So long a run with a cap goes on while nothing tells what it spends; known machines are counted on meanwhile."""
 
 
@@ -94,7 +94,7 @@ class BudgetWatch:
     caps: Caps
     spending: Callable[[], Spending]
     price_usd_per_hour: float
-    """Of all machines of the run, with their disks and addresses."""
+    """Price of all machines of the run, with their disks and addresses."""
 
     on_warning: Callable[[str], None]
     on_stop: Callable[[], None]
@@ -132,9 +132,9 @@ class BudgetWatch:
             return
         blind_s = self.steady_s() - self._saw_s
         is_capped = self.caps.max_usd_per_run is not None or self.caps.max_usd_per_month is not None
-        if is_capped and blind_s >= BLIND_LIMIT_S:
+        if is_capped and blind_s >= _BLIND_LIMIT_S:
             self._stop(
-                f"what is spent could not be seen for {blind_s:.0f} s, at most {BLIND_LIMIT_S:.0f} s are allowed "
+                f"what is spent could not be seen for {blind_s:.0f} s, at most {_BLIND_LIMIT_S:.0f} s are allowed "
                 f"({blind_because})"
             )
 
@@ -154,10 +154,10 @@ class BudgetWatch:
         if cap is None:
             return
         text = f"{spent:.4g} of the {cap:.4g} {unit} are spent"
-        if spent >= WARNING_SHARE * cap and unit not in self._warned:
+        if spent >= _WARNING_SHARE * cap and unit not in self._warned:
             self._warned.add(unit)
             self.on_warning(f"{text} ({spent / cap:.0%}); at the cap the run writes a checkpoint and stops")
-        reserve = min(self.price_usd_per_hour * RESERVE_S / SECONDS_PER_HOUR, LARGEST_RESERVE_SHARE * cap)
+        reserve = min(self.price_usd_per_hour * _RESERVE_S / SECONDS_PER_HOUR, _LARGEST_RESERVE_SHARE * cap)
         if spent + reserve >= cap:
             self._stop(text)
         if spent >= cap and not self.has_ended_machines:

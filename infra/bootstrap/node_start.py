@@ -34,7 +34,7 @@ _EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)
 
 BOOTSTRAP_SCRIPT = Path(__file__).with_name("bootstrap.sh")
 
-TRAINING_NODE = ("-m", "heterps_core.training.node")
+_TRAINING_NODE = ("-m", "heterps_core.training.node")
 """Arguments of Python that make a process a training node."""
 
 DEFAULT_LIFETIME_S = 6 * 3600
@@ -42,7 +42,7 @@ DEFAULT_LIFETIME_S = 6 * 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeWheel:
+class _NodeWheel:
     """The core as it is installed here, as a flow's host may have no source tree.
 
     It is in the run directory before a machine is launched, and its hash in the user data: a node runs nothing else.
@@ -54,7 +54,7 @@ class NodeWheel:
     content: bytes
 
 
-def build_node_wheel(model: str = "") -> NodeWheel:
+def build_node_wheel(model: str = "") -> _NodeWheel:
     """Pack the core into a wheel (PEP 427: a zip file with a METADATA, a WHEEL and a RECORD).
 
     The package of one's own model (package.module:function) goes along.
@@ -75,14 +75,14 @@ def build_node_wheel(model: str = "") -> NodeWheel:
         for name, content in files.items():
             archive.writestr(zipfile.ZipInfo(name, _EARLIEST_TIME), content, zipfile.ZIP_DEFLATED)
     content = buffer.getvalue()
-    return NodeWheel(
+    return _NodeWheel(
         key=f"{_WHEEL_FOLDER}/heterps-{version}-py3-none-any.whl",
         sha256=hashlib.sha256(content).hexdigest(),
         content=content,
     )
 
 
-def publish_node_wheel(run: RunDirectory, model: str) -> NodeWheel:
+def publish_node_wheel(run: RunDirectory, model: str) -> _NodeWheel:
     """Put the wheel for a model into a run directory."""
     wheel = build_node_wheel(model)
     run.write_bytes(wheel.key, wheel.content)
@@ -127,12 +127,12 @@ class Bootstrap:
     python: str
     """Path of the interpreter on the node, with torch, numpy and pyarrow; and heterps, where there is no wheel."""
 
-    arguments: tuple[str, ...] = TRAINING_NODE
+    arguments: tuple[str, ...] = _TRAINING_NODE
     lifetime_s: int = DEFAULT_LIFETIME_S
     run_key: bytes = field(default=b"", repr=False)
     """Proves that a process is of the run, and that its job, cluster and checkpoints are."""
 
-    wheel: NodeWheel | None = None
+    wheel: _NodeWheel | None = None
     """The code that the node takes from the run directory; None takes what is installed on it."""
 
 

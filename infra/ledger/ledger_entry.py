@@ -24,7 +24,7 @@ class LaunchTerms(Price):
     region: str
     intended_at: datetime
     disk_usd_per_hour: float = 0.0
-    """Of its room for rows of tables, besides the price."""
+    """Price of its room for rows of tables, besides its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ class LedgerEntry(Price):
 
     run_id: str
     attempt: int
-    """Of the run to launch its plan, counted from 1."""
+    """The run's attempt to launch its plan, counted from 1."""
 
     node_id: str
     """The machine's own id where it was written down from its tags alone."""
@@ -122,7 +122,7 @@ class LedgerEntry(Price):
     """An `EndReason`, or what the provider answered to a failed launch."""
 
     disk_usd_per_hour: float = 0.0
-    """Of its room for rows of tables, besides the price."""
+    """Price of its room for rows of tables, besides its own."""
 
     @property
     def is_open(self) -> bool:
@@ -132,7 +132,7 @@ class LedgerEntry(Price):
     def end_at(self, at: datetime) -> datetime:
         """Return when a launched machine ended that is no more since `at` by this machine's clock.
 
-        The launch is told by the provider's clock. Where this one says that the end came before it, the two differ,
+        The launch has the provider's time. If the end is before it by this machine's clock, the two clocks differ,
         and the machine lived at most as long as this clock counted since the intent.
         """
         if self.launched_at is None or at >= self.launched_at:

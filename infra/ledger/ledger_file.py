@@ -18,7 +18,7 @@ from pathlib import Path
 from heterps_core.errors import ConfigurationError, LedgerError
 from infra.ledger.ledger_entry import LedgerEntry, entry_of_row
 
-LOCK_TIMEOUT_S = 30.0
+_LOCK_TIMEOUT_S = 30.0
 """How long a writer waits for another; a write takes milliseconds."""
 
 COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
@@ -26,7 +26,7 @@ TABLE = f"machines ({', '.join(COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id)
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM machines"
 SCHEMA_VERSION = 3
 READABLE_VERSIONS = range(SCHEMA_VERSION + 1)
-"""Of tables that are opened: older ones are brought up to date, newer ones are left alone."""
+"""Versions of tables that are opened: older ones are upgraded, newer ones are refused."""
 
 _FROM_VERSION_1 = f"""
 ALTER TABLE machines RENAME TO machines_1;
@@ -36,10 +36,10 @@ INSERT INTO machines ({", ".join(COLUMNS)})
     FROM machines_1;
 DROP TABLE machines_1;
 """
-"""Before attempts were told apart."""
+"""Upgrades a table that has no attempts."""
 
 _FROM_VERSION_2 = "ALTER TABLE machines ADD COLUMN disk_usd_per_hour DEFAULT 0.0"
-"""Before machines had disks for rows of tables."""
+"""Upgrades a table that has no disks for rows of tables."""
 
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE = 0xFF
@@ -53,11 +53,11 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
         LedgerError: It is no whole database, its disk is full, or another process holds it too long.
     """
     try:
-        with closing(sqlite3.connect(path, timeout=LOCK_TIMEOUT_S)) as database, database:
+        with closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as database, database:
             yield database
     except sqlite3.DatabaseError as error:
         raise LedgerError(
-            f"the ledger must be a database that this process can read and write within {LOCK_TIMEOUT_S:.0f} s, "
+            f"the ledger must be a database that this process can read and write within {_LOCK_TIMEOUT_S:.0f} s, "
             f"but {path}: {error}; heterps doctor says what holds it, heterps sweep sets a damaged one aside"
         ) from error
 
@@ -126,7 +126,7 @@ def damage_of(path: Path) -> str | None:
         return None
     address = f"file:{path}?mode=rw"
     try:
-        with closing(sqlite3.connect(address, uri=True, timeout=LOCK_TIMEOUT_S)) as database:
+        with closing(sqlite3.connect(address, uri=True, timeout=_LOCK_TIMEOUT_S)) as database:
             # Waits for a process that is making it right now.
             database.execute("BEGIN IMMEDIATE")
             health: str = database.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -135,7 +135,7 @@ def damage_of(path: Path) -> str | None:
         if error.sqlite_errorcode & _PRIMARY_CODE in _DAMAGE_CODES:
             return str(error)
         raise LedgerError(
-            f"the ledger must be a database that can be looked at within {LOCK_TIMEOUT_S:.0f} s, but {path}: "
+            f"the ledger must be a database that can be looked at within {_LOCK_TIMEOUT_S:.0f} s, but {path}: "
             f"{error}; heterps doctor says what holds it"
         ) from error
     if tables == (0,):

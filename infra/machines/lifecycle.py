@@ -30,12 +30,12 @@ from infra.providers.base import Provider
 
 logger = logging.getLogger(__name__)
 
-TERMINATE_ATTEMPTS = 3
+_TERMINATE_ATTEMPTS = 3
 TERMINATE_PAUSE_S = 1.0
-RENEWALS_PER_LEASE = 3
+_RENEWALS_PER_LEASE = 3
 """Two renewals in a row may fail before a lease ends."""
 
-LIFETIME_PER_PLANNED = 2.0
+_LIFETIME_PER_PLANNED = 2.0
 """A run that takes twice as long as planned is not the run that was planned."""
 
 READY_TIMEOUT_S = 300.0
@@ -65,7 +65,7 @@ def running_cluster(
 
     Raises:
         BudgetExceededError: A cap is exceeded; nothing was launched, or what was is ended.
-        ProvisioningError: Machines could not be had, or could not be ended.
+        ProvisioningError: Machines are not available, or could not be terminated.
     """
     price_usd_per_hour = provider.billed_usd_per_hour(plan)
 
@@ -127,16 +127,16 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
         ProvisioningError: Machines are left; their leases end them.
     """
     with _ending_signals_wait():
-        for attempt in range(1, TERMINATE_ATTEMPTS + 1):
+        for attempt in range(1, _TERMINATE_ATTEMPTS + 1):
             try:
                 return provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
             except ProvisioningError as error:
                 problem = str(error)
             logger.warning("run %s: attempt %d to end its machines: %s", run_id, attempt, problem)
-            if attempt < TERMINATE_ATTEMPTS:
+            if attempt < _TERMINATE_ATTEMPTS:
                 time.sleep(TERMINATE_PAUSE_S * attempt)
     raise ProvisioningError(
-        f"the machines of run {run_id} must be ended and {TERMINATE_ATTEMPTS} attempts failed: {problem}; the "
+        f"the machines of run {run_id} must be ended and {_TERMINATE_ATTEMPTS} attempts failed: {problem}; the "
         f"sweeper ends them when their leases end, within {provider.lease_s:.0f} s: see that it runs"
     )
 
@@ -151,7 +151,7 @@ def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: flo
     Example:
         Planned for 20 minutes at 3 USD an hour under a cap of 1.5 USD: the least of 6 h, 40 min and 30 min.
     """
-    by_plan_s = max(LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
+    by_plan_s = max(_LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
     by_caps_s = [
         ratio(cap, price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
         for cap in (caps.max_usd_per_run, caps.max_usd_per_month)
@@ -186,13 +186,13 @@ def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> Iterat
     ended = threading.Event()
 
     def write_lease(until: datetime) -> None:
-        # That the text is another one is what renews it.
+        # Nodes look whether the text has changed.
         run.write_json(f"{LEASES}/{run_id}", {"until": until.isoformat()})
 
     def renew_each() -> None:
         while True:
             tried("in the run directory", write_lease)
-            if ended.wait(provider.lease_s / RENEWALS_PER_LEASE):
+            if ended.wait(provider.lease_s / _RENEWALS_PER_LEASE):
                 return
             tried("on the machines", lambda until: provider.renew_lease(run_id, until=until))
 

@@ -23,8 +23,8 @@ from infra.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-STILL_LISTED = timedelta(minutes=2)
-"""So long after its end a machine may be listed as alive: what EC2 lists lags behind what it does."""
+_STILL_LISTED = timedelta(minutes=2)
+"""Longest time after its end in which a machine may be listed as alive: lists of EC2 lag."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class SweptMachine:
     provider_instance_id: str
     reason: EndReason
     usd: float
-    """That its run is charged for it in all; 0 where neither it nor the ledger tells a price."""
+    """Its whole cost, which its run is charged; 0 where neither it nor the ledger has a price."""
 
     problem: str | None = None
     unbooked: str | None = None
@@ -56,7 +56,7 @@ class Sweep:
 
     machines: tuple[SweptMachine, ...]
     problems: tuple[str, ...]
-    """Of providers that did not answer, and of a ledger that could not be used."""
+    """Providers that did not answer, and a ledger that could not be used."""
 
     places: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ def sweep_workspace(
     machines: list[SweptMachine] = []
     places: list[str] = []
     for name in names:
-        for place in regions_of(entries, name, configured=region):
+        for place in _regions_of(entries, name, configured=region):
             where = f"{name} in {place}" if place else name
             try:
                 provider = provider_of(workspace, name, region=place)
@@ -152,7 +152,7 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     unbooked = None if ledger is not None else "there is no ledger that can be used"
     swept: list[SweptMachine] = []
     for look in looks:
-        machine = _told(provider, look, None)
+        machine = _reported(provider, look, None)
         try:
             if ledger is not None and unbooked is None:
                 machine = _booked(provider, look, now=now, ledger=ledger)
@@ -189,7 +189,7 @@ def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> 
     return EndReason.LEASE_EXPIRED if instance.lease_until < now else None
 
 
-def regions_of(entries: Iterable[LedgerEntry], name: str, *, configured: str | None = None) -> list[str]:
+def _regions_of(entries: Iterable[LedgerEntry], name: str, *, configured: str | None = None) -> list[str]:
     """Return where machines of a provider may be: where runs rent, where the ledger has had some, and one more.
 
     Entries that are over count too: one may have been closed by mistake. A provider without regions has one place
@@ -213,7 +213,7 @@ def providers_in_use(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """A machine, and what became of it when the sweep looked at it."""
+    """A machine, and what the sweep did to it."""
 
     instance: Instance
     reason: EndReason | None
@@ -252,7 +252,7 @@ def _look_at(provider: Provider, instance: Instance, *, now: datetime, began_s: 
 
 
 def _booked(provider: Provider, look: _Look, *, now: datetime, ledger: Ledger) -> SweptMachine | None:
-    """Write down what became of a machine; None where there is nothing to tell."""
+    """Write down the end of a machine; None where there is nothing to report."""
     instance = look.instance
     if look.reason is None:
         _keep_in_books(provider, instance, now=now, ledger=ledger)
@@ -260,11 +260,11 @@ def _booked(provider: Provider, look: _Look, *, now: datetime, ledger: Ledger) -
     entry = ledger.recover(provider.name, instance)
     if entry is not None and entry.state is EntryState.LAUNCHED and look.problem is None:
         return _close(provider, entry, reason=look.reason, at=look.over_at, ledger=ledger)
-    return _told(provider, look, entry)
+    return _reported(provider, look, entry)
 
 
-def _told(provider: Provider, look: _Look, entry: LedgerEntry | None) -> SweptMachine | None:
-    """Return what to tell of a machine that stays as it is in the ledger, where it is in there."""
+def _reported(provider: Provider, look: _Look, entry: LedgerEntry | None) -> SweptMachine | None:
+    """Return the report of a machine whose entry in the ledger, where it has one, stays as it is."""
     instance = look.instance
     if look.reason is None or instance.is_ended:
         return None
@@ -283,7 +283,7 @@ def _keep_in_books(provider: Provider, instance: Instance, *, now: datetime, led
     entries = ledger.entries(run_id=instance.run_id)
     own = [entry for entry in entries if entry.provider_instance_id == instance.provider_instance_id]
     is_being_launched = any(entry.state is EntryState.INTENDED for entry in entries)
-    is_just_ended = any(entry.ended_at is not None and now - entry.ended_at < STILL_LISTED for entry in own)
+    is_just_ended = any(entry.ended_at is not None and now - entry.ended_at < _STILL_LISTED for entry in own)
     if not is_being_launched and not is_just_ended:
         ledger.recover(provider.name, instance)
 

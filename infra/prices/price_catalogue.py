@@ -22,16 +22,16 @@ from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNa
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S, SECONDS_PER_HOUR
 
-SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
+_SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
 
-REFRESH_COMMAND = "prefect deployment run refresh-prices"
+_REFRESH_COMMAND = "prefect deployment run refresh-prices"
 
-OLD_AFTER = timedelta(days=7)
+_OLD_AFTER = timedelta(days=7)
 """Older prices are warned of: on-demand prices change a few times a year, spot prices within days."""
 
-HOURS_PER_DAY = 24
+_HOURS_PER_DAY = 24
 
-OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
+_OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
 
 logger = logging.getLogger(__name__)
 
@@ -110,14 +110,14 @@ class Snapshot(PriceFile):
 
 
 BUNDLED_SNAPSHOT = Snapshot(
-    path=SNAPSHOT_FOLDER / "aws_ec2_us-east-1_2026-07-20.csv.gz",
+    path=_SNAPSHOT_FOLDER / "aws_ec2_us-east-1_2026-07-20.csv.gz",
     as_of="2026-07-20T13:44:30+00:00",
     source="aws/karpenter-provider-aws 1d92708 (AWS price list, Linux, on-demand)",
 )
 
 
-NAME_PATTERN = "prices_*.csv.gz"
-NAME_FORMAT = "prices_%Y-%m-%dT%H%M%S.%fZ.csv.gz"
+_NAME_PATTERN = "prices_*.csv.gz"
+_NAME_FORMAT = "prices_%Y-%m-%dT%H%M%S.%fZ.csv.gz"
 """Sorts by time; UTC."""
 
 KEPT_FILES = 100
@@ -141,7 +141,7 @@ _TYPE_COLUMNS, _OFFER_COLUMNS = _columns(InstanceType), _columns(InstanceOffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RefreshedPrices(PriceFile):
+class _RefreshedPrices(PriceFile):
     """Prices of one refresh, each row with its own time and source: older rows stay where no newer ones were had."""
 
     rule: ClassVar[str] = "a row of refresh-prices must be as it was written"
@@ -154,13 +154,13 @@ class RefreshedPrices(PriceFile):
         )
 
 
-def newest_refreshed(folder: Path) -> RefreshedPrices | None:
+def newest_refreshed(folder: Path) -> _RefreshedPrices | None:
     """Return the newest file of a folder, or None where there is none."""
-    paths = sorted(folder.glob(NAME_PATTERN))
-    return RefreshedPrices(path=paths[-1]) if paths else None
+    paths = sorted(folder.glob(_NAME_PATTERN))
+    return _RefreshedPrices(path=paths[-1]) if paths else None
 
 
-def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> RefreshedPrices:
+def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> _RefreshedPrices:
     """Write offers into a new file named by its time, and remove the oldest beyond `KEPT_FILES`.
 
     Raises:
@@ -172,17 +172,17 @@ def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: dateti
     for offer in offers:
         document = offer.to_json()
         writer.writerow({**document.pop("instance_type"), **document})
-    path = folder / at.strftime(NAME_FORMAT)
+    path = folder / at.strftime(_NAME_FORMAT)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
         draft.replace(path)
-        for old in sorted(folder.glob(NAME_PATTERN))[:-KEPT_FILES]:
+        for old in sorted(folder.glob(_NAME_PATTERN))[:-KEPT_FILES]:
             old.unlink(missing_ok=True)
     except OSError as problem:
         raise ConfigurationError(f"prices must be written to {folder}, which failed: {problem}") from problem
-    return RefreshedPrices(path=path)
+    return _RefreshedPrices(path=path)
 
 
 class PriceCatalogue:
@@ -194,8 +194,8 @@ class PriceCatalogue:
 
     def __init__(self, files: Iterable[PriceFile] = (BUNDLED_SNAPSHOT,)) -> None:
         self.files = tuple(files)
-        self._offers: dict[OfferKey, InstanceOffer] = {
-            offer_key(offer): offer for file in self.files for offer in file.offers()
+        self._offers: dict[_OfferKey, InstanceOffer] = {
+            _offer_key(offer): offer for file in self.files for offer in file.offers()
         }
 
     @property
@@ -229,12 +229,12 @@ class PriceCatalogue:
             raise ProvisioningError(
                 f"no price file has {market} prices for {region}: "
                 f"{', '.join(file.path.name for file in self.files)}; choose the other market, or get them "
-                f"with {REFRESH_COMMAND}"
+                f"with {_REFRESH_COMMAND}"
             )
         return tuple(found)
 
 
-def offer_key(offer: InstanceOffer) -> OfferKey:
+def _offer_key(offer: InstanceOffer) -> _OfferKey:
     """Return what tells an offer from others, whatever its price."""
     return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
 
@@ -247,16 +247,16 @@ def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:
 
 
 def warn_of_old_prices(offers: Sequence[InstanceOffer], *, now: datetime) -> None:
-    """Log a warning with the fix where a price is older than `OLD_AFTER`."""
+    """Log a warning with the fix where a price is older than `_OLD_AFTER`."""
     oldest = max(offers, key=lambda offer: offer.price_age(now))
     age = oldest.price_age(now)
-    if age > OLD_AFTER:
+    if age > _OLD_AFTER:
         logger.warning(
             "the price of %s is %s old and may have changed (%s); get new ones with: %s",
             oldest.instance_type.name,
             _in_words(age),
             oldest.price_source,
-            REFRESH_COMMAND,
+            _REFRESH_COMMAND,
         )
 
 
@@ -264,6 +264,6 @@ def _in_words(age: timedelta) -> str:
     hours = age.total_seconds() / SECONDS_PER_HOUR
     if hours < 1:
         return "less than an hour"
-    if hours < 2 * HOURS_PER_DAY:
+    if hours < 2 * _HOURS_PER_DAY:
         return f"{hours:.0f} hours"
-    return f"{hours / HOURS_PER_DAY:.0f} days"
+    return f"{hours / _HOURS_PER_DAY:.0f} days"

@@ -19,13 +19,13 @@ HOURS_PER_MONTH = 730.0
 INCLUDED_MIB_PER_S, MOST_MIB_PER_S = 125, 1_000
 """Throughput of a gp3 volume that its price includes, and the most that it can have (Amazon EBS User Guide)."""
 
-LEASE_LOOK_INTERVAL_S = 60.0
-REQUESTS_PER_LOOK = 2
+_LEASE_LOOK_INTERVAL_S = 60.0
+_REQUESTS_PER_LOOK = 2
 
 _AS_OF = "2026-07"
 
 
-class ServiceRate(NamedTuple):
+class _ServiceRate(NamedTuple):
     """A list price."""
 
     unit: str
@@ -35,17 +35,17 @@ class ServiceRate(NamedTuple):
 
 _S3 = "aws.amazon.com/s3/pricing"
 
-RATES: Mapping[str, ServiceRate] = {
-    "disks": ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
-    "disks for tables": ServiceRate("USD", 1.0, "gp3 room and throughput at the launch's prices"),
-    "disk throughput": ServiceRate(
+RATES: Mapping[str, _ServiceRate] = {
+    "disks": _ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
+    "disks for tables": _ServiceRate("USD", 1.0, "gp3 room and throughput at the launch's prices"),
+    "disk throughput": _ServiceRate(
         "MiB/s-month", 0.04, "aws.amazon.com/ebs/pricing, gp3 above 125 MiB/s, us-east-1"
     ),
-    "public addresses": ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
-    "requests that write or list": ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
-    "requests that read": ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
-    "stored data": ServiceRate("GB-month", 0.023, f"{_S3}, Standard, us-east-1"),
-    "traffic out of the region": ServiceRate("GB", 0.09, f"{_S3}, data transfer out to the internet"),
+    "public addresses": _ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
+    "requests that write or list": _ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
+    "requests that read": _ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
+    "stored data": _ServiceRate("GB-month", 0.023, f"{_S3}, Standard, us-east-1"),
+    "traffic out of the region": _ServiceRate("GB", 0.09, f"{_S3}, data transfer out to the internet"),
 }
 
 
@@ -72,7 +72,7 @@ def usd_per_machine_hour(*, disk_gb_each: float) -> float:
     """Return what each hour of an instance costs besides its own price: disk, address, heartbeats and lease looks."""
     requests = StorageUsage(
         put_requests=round(SECONDS_PER_HOUR / BUCKET_HEARTBEAT_INTERVAL_S),
-        get_requests=round(REQUESTS_PER_LOOK * SECONDS_PER_HOUR / LEASE_LOOK_INTERVAL_S),
+        get_requests=round(_REQUESTS_PER_LOOK * SECONDS_PER_HOUR / _LEASE_LOOK_INTERVAL_S),
     )
     lines = service_lines(instance_seconds=SECONDS_PER_HOUR, disk_gb_each=disk_gb_each, storage=requests)
     return sum(line.usd for line in lines)

@@ -59,7 +59,7 @@ def is_free(*, is_preempted: bool, launched_at: datetime, ended_at: datetime) ->
     return is_preempted and ended_at - launched_at < _HOUR
 
 
-TRACES = "skypilot-org/spot-traces, preemption/, 2023"
+_TRACES = "skypilot-org/spot-traces, preemption/, 2023"
 
 COUNTED: Mapping[tuple[str, DeviceKind], tuple[int, float]] = {
     (AWS, DeviceKind.CPU): (221, 369.3),
@@ -85,5 +85,5 @@ def _with_rate(offer: InstanceOffer) -> InstanceOffer:
     return replace(
         offer,
         interruptions_per_hour=num_interruptions / instance_hours,
-        interruptions_source=f"assumed, counted in {TRACES}: {pool}",
+        interruptions_source=f"assumed, counted in {_TRACES}: {pool}",
     )

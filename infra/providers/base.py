@@ -1,4 +1,4 @@
-"""What a provider of machines must do, and the words that go in and out.
+"""The interface of a provider of machines.
 
 Whatever a provider starts carries its run id and a lease from the very call that starts it, because anything added
 in a second call is missing when the first process dies in between.
@@ -25,15 +25,15 @@ from infra.prices.spot_charges import SpotHistory
 from infra.workspace import Workspace, location_in_store
 
 REGION = "us-east-1"
-"""Of the bundled prices; whatever the shell's AWS_DEFAULT_REGION says, machines are rented here."""
+"""The region of the bundled prices, and of machines, whatever AWS_DEFAULT_REGION says."""
 
 
 class InsufficientCapacityError(ProvisioningError):
-    """The machines cannot be had there and now; another zone may have them."""
+    """The machines are not available there and now; another zone may have them."""
 
 
 class QuotaExceededError(ProvisioningError):
-    """The account's quota does not allow the machines; a purchase that asks less of it may be had."""
+    """The account's quota does not allow the machines; it may allow a purchase that asks less of it."""
 
     def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -63,7 +63,7 @@ class Provider(ABC):
 
     node_python: ClassVar[str] = "/opt/heterps/bin/python"
     region: ClassVar[str] = REGION
-    """That machines are rented in, unless another one is asked for."""
+    """Where machines are rented, unless another region is asked for."""
 
     has_regions: ClassVar[bool] = False
     """Each of them is asked by itself, and does not know the machines of another."""
@@ -85,7 +85,7 @@ class Provider(ABC):
     """How old a machine may be before what it carries can be read; 0 where it is there from the first moment."""
 
     disk_gb_each: ClassVar[float] = 0.0
-    """Of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
+    """Size of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
 
     @classmethod
     @abstractmethod
@@ -170,7 +170,7 @@ class Provider(ABC):
             lease_until: With a time zone; after it the sweeper ends the machines.
 
         Raises:
-            ProvisioningError: A machine could not be had; those that were are ended.
+            ProvisioningError: A machine is not available; those that were launched are terminated.
         """
 
     @abstractmethod

@@ -27,12 +27,12 @@ from infra.workspace import LOOPBACK, Workspace, check_run_id, free_loopback_por
 
 POLL_INTERVAL_S = 0.02
 
-CONSOLE_TAIL_CHARACTERS = 2_000
+_CONSOLE_TAIL_CHARACTERS = 2_000
 LEASE_SUFFIX = ".lease.json"
-BOOTED = "booted"
+_BOOTED = "booted"
 """Mark that the bootstrap script makes in the node's folder of the run directory."""
 
-CONSOLE = "console.log"
+_CONSOLE = "console.log"
 
 
 class LocalProvider(Provider):
@@ -108,7 +108,7 @@ class LocalProvider(Provider):
             if lease is None or lease.leader is None:
                 raise ProvisioningError(f"node {node.node_id} of run {cluster.run_id} has been ended")
             folder = _node_folder(lease.run_directory, node.node_id)
-            while not (folder / BOOTED).exists():
+            while not (folder / _BOOTED).exists():
                 is_alive = lease.leader.is_alive()
                 if not is_alive or time.monotonic() > deadline_s:
                     trouble = f"is not up after {timeout_s:.0f} s" if is_alive else "ended before it was up"
@@ -166,7 +166,7 @@ class LocalProvider(Provider):
         run_directory = str(Path(bootstrap.run_directory).resolve())
         folder = _node_folder(run_directory, request.node_id)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / BOOTED).unlink(missing_ok=True)
+        (folder / _BOOTED).unlink(missing_ok=True)
         lease = LeaseFile(
             run_id=run_id,
             node_id=request.node_id,
@@ -191,7 +191,7 @@ class LocalProvider(Provider):
             (run_id, request.node_id),
             ["bash", str(BOOTSTRAP_SCRIPT), *bootstrap.arguments],
             environment=environment,
-            console=folder / CONSOLE,
+            console=folder / _CONSOLE,
         )
         lease = replace(lease, leader=leader)
         lease.write(path)
@@ -251,6 +251,6 @@ def _node_folder(run_directory: str, node_id: str) -> Path:
 
 def _console_tail(node_folder: Path) -> str:
     try:
-        return (node_folder / CONSOLE).read_text(errors="replace")[-CONSOLE_TAIL_CHARACTERS:]
+        return (node_folder / _CONSOLE).read_text(errors="replace")[-_CONSOLE_TAIL_CHARACTERS:]
     except FileNotFoundError:
         return "(nothing)"

@@ -26,12 +26,12 @@ from infra.bootstrap.node_start import RUN_ID_VARIABLE
 STATE_VARIABLE = "HETERPS_STATE_DIR"
 """Tells the processes of one state directory from those of another on the same machine."""
 
-TERM_GRACE_S = 3.0
+_TERM_GRACE_S = 3.0
 
-KILL_GRACE_S = 10.0
+_KILL_GRACE_S = 10.0
 POLL_INTERVAL_S = 0.02
 
-CREATE_TIME_TOLERANCE_S = 2.0
+_CREATE_TIME_TOLERANCE_S = 2.0
 """The clock of a machine may be set while a process lives; a pid does not come back so soon."""
 
 NodeKey = tuple[str, str]
@@ -70,7 +70,7 @@ class ProcessIdentity:
             created_at_s = psutil.Process(self.pid).create_time()
         except psutil.NoSuchProcess:
             return True
-        return abs(created_at_s - self.created_at_s) <= CREATE_TIME_TOLERANCE_S
+        return abs(created_at_s - self.created_at_s) <= _CREATE_TIME_TOLERANCE_S
 
 
 class NodeProcesses:
@@ -122,18 +122,18 @@ class NodeProcesses:
         Raises:
             ProvisioningError: A process is there after it was killed.
         """
-        deadline_s = time.monotonic() + KILL_GRACE_S
+        deadline_s = time.monotonic() + _KILL_GRACE_S
         for process in self._of(keys, leaders):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-        self._wait_for_none(keys, leaders, timeout_s=TERM_GRACE_S)
+        self._wait_for_none(keys, leaders, timeout_s=_TERM_GRACE_S)
         while processes := self._of(keys, leaders):
             if time.monotonic() > deadline_s:
                 pids = ", ".join(str(process.pid) for process in processes)
                 runs = ", ".join(sorted({run_id for run_id, _ in keys}))
                 raise ProvisioningError(
                     f"the processes {pids} of run {runs} must end when they are killed, and did not within "
-                    f"{KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
+                    f"{_KILL_GRACE_S:.0f} s; look at them with ps, the next sweep will try again"
                 )
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):

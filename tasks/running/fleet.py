@@ -46,7 +46,7 @@ class FleetRun:
     model: str
     caps: Caps
     problem: SchedulingProblem
-    """Of the whole run."""
+    """The planning problem of the whole run."""
 
     num_steps: int
     deadline: Deadline | None = None
@@ -57,7 +57,7 @@ class FleetRun:
 
     @property
     def provider(self) -> Provider:
-        """Of its machines."""
+        """The provider of its machines."""
         return provider_of(self.workspace, self.provider_name)
 
     @property

@@ -23,14 +23,14 @@ from tasks.planning.deadline import PLANNING_SECONDS
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS
 from tasks.running.fleet import Fleet
 
-RESUME_SECONDS = 10.0
+_RESUME_SECONDS = 10.0
 """Assumed, from a change of the fleet to the next step of machines that stay; 3 to 6 were seen
 (`tests/benchmarks/elastic.py`)."""
 
-REPLAN_SECONDS = 10.0
+_REPLAN_SECONDS = 10.0
 """Most time of a search whose answer only says what another plan would cost; all machines wait for it."""
 
-WORTH_A_REPLAN = 0.95
+_WORTH_A_REPLAN = 0.95
 """Other machines must cost at most this share of going on: no others may be available once these are terminated."""
 
 
@@ -48,7 +48,7 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class _Option:
     """One way to go on, and its expected end."""
 
     way: Way
@@ -72,7 +72,7 @@ class Rest:
     """The rest of a run."""
 
     problem: SchedulingProblem
-    """Of the samples that are left, with times as they were measured."""
+    """The planning problem of the samples that are left, with times as they were measured."""
 
     seconds_left: float = math.inf
     """Until the last step must be done."""
@@ -85,7 +85,7 @@ class Rest:
 class Decision:
     """All ways to go on, the best first."""
 
-    options: tuple[Option, ...]
+    options: tuple[_Option, ...]
 
     @property
     def way(self) -> Way | None:
@@ -123,24 +123,24 @@ def decide(
         refused: Ways that were tried, and why they failed.
         without: Device types that are not available.
     """
-    resume_seconds = 0.0 if is_training else RESUME_SECONDS
+    resume_seconds = 0.0 if is_training else _RESUME_SECONDS
     kept = [node for node in wanted.cluster.nodes if node.node_id not in missing]
     kept_usd_per_hour = sum(node.price_usd_per_hour + node.disk_usd_per_hour for node in kept)
     start_seconds = STARTUP_SECONDS
     try:
         left = wanted.without(missing)
     except ProvisioningError as problem:
-        keep = Option(way=Way.KEEP, refusal=str(problem))
+        keep = _Option(way=Way.KEEP, refusal=str(problem))
     else:
         keep = _with_fleet(rest, left, Way.KEEP, resume_seconds, kept_usd_per_hour, known=wanted)
         if not keep.refusal:
             lost_share = max(1 - _speed(rest, left) / _speed(rest, wanted), 0.0)
-            start_seconds = resume_seconds + RESUME_SECONDS + STARTUP_SECONDS * lost_share
-    options = [Option(way=Way.KEEP, refusal=refused[Way.KEEP]) if Way.KEEP in refused else keep]
+            start_seconds = resume_seconds + _RESUME_SECONDS + STARTUP_SECONDS * lost_share
+    options = [_Option(way=Way.KEEP, refusal=refused[Way.KEEP]) if Way.KEEP in refused else keep]
     if Way.REPLACE in refused:
-        options.append(Option(way=Way.REPLACE, refusal=refused[Way.REPLACE]))
+        options.append(_Option(way=Way.REPLACE, refusal=refused[Way.REPLACE]))
     elif not kept:
-        options.append(Option(way=Way.REPLACE, refusal="no machine of the fleet is left"))
+        options.append(_Option(way=Way.REPLACE, refusal="no machine of the fleet is left"))
     else:
         bought = wanted.plans[0].only(missing)
         usd_per_hour = bought.price_usd_per_hour + len(missing) * bought.disk_usd_per_hour
@@ -151,12 +151,12 @@ def decide(
         )
     options.append(_with_plan(rest, wanted, without=without))
 
-    def rank(option: Option) -> tuple[float, ...]:
+    def rank(option: _Option) -> tuple[float, ...]:
         if option.refusal:
             return (2.0,)
         if option.seconds > rest.seconds_left or option.usd > rest.usd_left:
             return (1.0, option.seconds)
-        return (0.0, option.usd / (WORTH_A_REPLAN if option.way is Way.REPLAN else 1.0))
+        return (0.0, option.usd / (_WORTH_A_REPLAN if option.way is Way.REPLAN else 1.0))
 
     return Decision(tuple(sorted(options, key=rank)))
 
@@ -167,7 +167,7 @@ def _speed(rest: Rest, fleet: Fleet) -> float:
 
 def _with_fleet(
     rest: Rest, fleet: Fleet, way: Way, start_seconds: float, price_usd_per_hour: float, *, known: Fleet
-) -> Option:
+) -> _Option:
     """Return the cost of the rest on a fleet at a price of all its machines.
 
     Args:
@@ -184,37 +184,37 @@ def _with_fleet(
             violation.constraint != "throughput floor"
             and (violation.constraint, violation.subject) not in accepted
         ):
-            return Option(way=way, refusal=str(violation))
+            return _Option(way=way, refusal=str(violation))
     interruptions_per_hour = fleet.bought.launch_plan.interruptions_per_hour
     stretch = float(objective_of(rest.problem).stretch(interruptions_per_hour))
     seconds = start_seconds + evaluation.run_seconds * stretch
     hourly_usd = price_usd_per_hour + rest.problem.extra_costs.storage_usd_per_hour
-    return Option(way=way, seconds=seconds, usd=(seconds + TEARDOWN_SECONDS) / SECONDS_PER_HOUR * hourly_usd)
+    return _Option(way=way, seconds=seconds, usd=(seconds + TEARDOWN_SECONDS) / SECONDS_PER_HOUR * hourly_usd)
 
 
-def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> Option:
+def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> _Option:
     """Return the cost of the best plan for the rest, whose search begins with the present one."""
     training_s = rest.seconds_left - PLANNING_SECONDS - STARTUP_SECONDS
     if training_s <= 0:
-        return Option(way=Way.REPLAN, refusal="no time is left to launch")
-    problem = without_types(rest.problem, without)
+        return _Option(way=Way.REPLAN, refusal="no time is left to launch")
+    problem = _without_types(rest.problem, without)
     if problem is None:
-        return Option(way=Way.REPLAN, refusal="no device type is left that is available")
+        return _Option(way=Way.REPLAN, refusal="no device type is left that is available")
     total = problem.num_samples * problem.num_epochs
     problem = replace(problem, throughput_floor_samples_per_s=total * (1 + problem.pause_share) / training_s)
     stages = present.bought.launch_stages
     known = stages if all(stage.device_type in problem.device_types for stage in stages) else ()
     try:
-        optimum = find_optimum(problem, seconds=REPLAN_SECONDS, known=known)
+        optimum = find_optimum(problem, seconds=_REPLAN_SECONDS, known=known)
     except InfeasiblePlanError as error:
-        return Option(way=Way.REPLAN, refusal=str(error).partition(";")[0])
+        return _Option(way=Way.REPLAN, refusal=str(error).partition(";")[0])
     evaluation = evaluate(problem, optimum.stages)
     stretch = float(objective_of(problem).stretch(evaluation.interruptions_per_hour))
     seconds = PLANNING_SECONDS + STARTUP_SECONDS + evaluation.run_seconds * stretch
-    return Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd)
+    return _Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd)
 
 
-def without_types(problem: SchedulingProblem, names: Collection[str]) -> SchedulingProblem | None:
+def _without_types(problem: SchedulingProblem, names: Collection[str]) -> SchedulingProblem | None:
     """Return a problem without some device types; None where none is left."""
     kept = {name: unit for name, unit in problem.device_types.items() if name not in names}
     if not kept:

@@ -30,7 +30,7 @@ from infra.workspace import Workspace, run_of_launch
 from tasks.clusters import ledger_entries
 from tasks.running.progress import log_step
 
-SHOWN_MACHINES = 4
+_SHOWN_MACHINES = 4
 
 POLL_INTERVAL_S = 5.0
 """Between two looks at whether the run that is waited for has ended; each may ask a cloud for its machines."""
@@ -73,7 +73,7 @@ def only_fleet(
             them and the fix.
     """
     deadline_s = time.monotonic() + max_wait_s
-    told: str | None = None
+    shown_holder: str | None = None
     with workspace.fleet_lock_path.open("a+") as lock:
         with ExitStack() as shown:
             while True:
@@ -84,7 +84,7 @@ def only_fleet(
                     holder = last_fleet(workspace).run_id
                     if holder == run_id or time.monotonic() >= deadline_s:
                         raise
-                    if holder != told:
+                    if holder != shown_holder:
                         log_step("waiting", f"for at most {max_wait_s / 60:.0f} min, as {error}")
                         shown.close()
                         shown.enter_context(
@@ -93,7 +93,7 @@ def only_fleet(
                                 WaitingRun(run_id=run_id, flow_run_id=flow_run_id, waits_for=holder),
                             )
                         )
-                        told = holder
+                        shown_holder = holder
                 time.sleep(POLL_INTERVAL_S)
         lock.truncate(0)
         lock.write(f"{run_id} {flow_run_id}")
@@ -200,8 +200,8 @@ def _is_alive(machine: Instance, *, tags_grace_s: float) -> bool:
 def _refusal(live: list[Instance]) -> str:
     run_id = run_of_launch(live[0].run_id)
     of_run = [machine for machine in live if run_of_launch(machine.run_id) == run_id]
-    names = ", ".join(machine.provider_instance_id for machine in of_run[:SHOWN_MACHINES])
-    if len(of_run) > SHOWN_MACHINES:
+    names = ", ".join(machine.provider_instance_id for machine in of_run[:_SHOWN_MACHINES])
+    if len(of_run) > _SHOWN_MACHINES:
         names += ", ..."
     leases = [machine.lease_until for machine in of_run if machine.lease_until is not None]
     until = (

@@ -25,16 +25,16 @@ from tasks.running.fleet import FleetRun
 
 LOSSES_FILE = "losses.json"
 
-UNEXPECTED_RESTARTS_PER_HOUR = 2
+_UNEXPECTED_RESTARTS_PER_HOUR = 2
 """For a fleet that the market does not interrupt: a third loss within the hour has a cause that new machines do not
 cure."""
 
-RESTARTS_PER_EXPECTED = 2.0
+_RESTARTS_PER_EXPECTED = 2.0
 """Restarts for each interruption that the plan expects. Twice a mean of 4 in an hour is exceeded in 2 % of hours."""
 
-BUDGET_PERIOD = timedelta(hours=1)
+_BUDGET_PERIOD = timedelta(hours=1)
 
-LEAST_MEASURED_S = 30.0
+_LEAST_MEASURED_S = 30.0
 """Least time of training before its speed says more than its plan."""
 
 
@@ -96,19 +96,19 @@ class Loss:
         )
 
 
-def restart_budget(asked: int | None, *, interruptions_per_hour: float) -> int:
+def _restart_budget(asked: int | None, *, interruptions_per_hour: float) -> int:
     """Return how often a run may restart within an hour: as asked, by default by what its plan expects.
 
     Args:
         interruptions_per_hour: Of the whole fleet, by its plan.
 
     Example:
-        >>> restart_budget(None, interruptions_per_hour=0.0), restart_budget(None, interruptions_per_hour=4.2)
+        >>> _restart_budget(None, interruptions_per_hour=0.0), _restart_budget(None, interruptions_per_hour=4.2)
         (2, 11)
     """
     if asked is not None:
         return asked
-    return UNEXPECTED_RESTARTS_PER_HOUR + math.ceil(RESTARTS_PER_EXPECTED * interruptions_per_hour)
+    return _UNEXPECTED_RESTARTS_PER_HOUR + math.ceil(_RESTARTS_PER_EXPECTED * interruptions_per_hour)
 
 
 def note_loss(
@@ -145,8 +145,8 @@ def note_loss(
     earlier = read_losses(run.workspace, run_id)
     attempt = -1 if progress is None else progress.attempt
     is_counted = bool(earlier) and earlier[-1].attempt == attempt
-    budget = restart_budget(run.max_restarts_per_hour, interruptions_per_hour=interruptions_per_hour)
-    num_recent = 1 + sum(now - datetime.fromisoformat(each.at) < BUDGET_PERIOD for each in earlier)
+    budget = _restart_budget(run.max_restarts_per_hour, interruptions_per_hour=interruptions_per_hour)
+    num_recent = 1 + sum(now - datetime.fromisoformat(each.at) < _BUDGET_PERIOD for each in earlier)
     loss = Loss(
         launch_id=cluster.run_id,
         at=now.isoformat(),
@@ -186,7 +186,7 @@ def slowness_of(
     """Return the seconds of a step over those planned; for a fleet that has just begun, those of the one before."""
     progress, losses = read_progress(run_directory), read_losses(workspace, run_id)
     attempt, slowness = (losses[-1].attempt, losses[-1].slowness) if losses else (-1, 1.0)
-    if progress is None or progress.attempt == attempt or progress.elapsed_s < LEAST_MEASURED_S:
+    if progress is None or progress.attempt == attempt or progress.elapsed_s < _LEAST_MEASURED_S:
         return slowness
     return planned_samples_per_s * progress.elapsed_s / progress.num_samples
 

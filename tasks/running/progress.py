@@ -1,4 +1,4 @@
-"""What a run tells while it goes: ordinary log lines, which the command line shows.
+"""The log lines of a run, which the command line shows.
 
 In a served flow run the same lines are in the log of the run.
 """
@@ -13,10 +13,10 @@ from contextlib import ExitStack, contextmanager
 from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import labelled_lines
 
-STEP = "  %-10s %s"
+_STEP = "  %-10s %s"
 
 LAUNCHING, JUDGING, RECORDING = "launching", "judging", "recording"
-PHASE_BEHIND = {
+PHASE_AFTER = {
     "run": "preparing data",
     "data": "profiling",
     "profile": "planning",
@@ -26,22 +26,22 @@ PHASE_BEHIND = {
     "trained": JUDGING,
     "champion": RECORDING,
 }
-"""What a run does once it has told a step of this name."""
+"""The phase of a run after the log line of a step."""
 
 logger = logging.getLogger(__name__)
 
 
 def log_step(step: str, text: str) -> None:
-    """Say what a step is about to do or has found."""
-    logger.info(STEP, step, text)
+    """Log what a step is about to do or has found."""
+    logger.info(_STEP, step, text)
 
 
 def log_block(text: str) -> None:
-    """Say something of several lines as it is."""
+    """Log a text of several lines as it is."""
     logger.info("%s", text)
 
 
-class TerminalHandler(logging.Handler):
+class _TerminalHandler(logging.Handler):
     """Shows steps on a terminal, what stands before each text in colour, and a bar below for what is going on."""
 
     def __init__(self) -> None:
@@ -63,19 +63,19 @@ class TerminalHandler(logging.Handler):
         self._phase = "starting"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record above the bar, and show what comes behind a step."""
+        """Print a record above the bar, and show the phase after a step."""
         from rich.text import Text
 
         message, step = record.getMessage(), None
-        if record.msg == STEP and isinstance(record.args, tuple):
+        if record.msg == _STEP and isinstance(record.args, tuple):
             step = str(record.args[0])
             width = self.bar.console.width
             message = "\n".join(labelled_lines([(step, str(record.args[1]))], width=width))
         text = Text(plain(message))
         text.highlight_regex(r"(?m)^  \S+( \S+)?(?=  )", "bold cyan")
         self.bar.console.print(text, soft_wrap=True)
-        if step in PHASE_BEHIND:
-            self.show(PHASE_BEHIND[step])
+        if step in PHASE_AFTER:
+            self.show(PHASE_AFTER[step])
 
     def show(self, phase: str, *, num_done: int = 0, num_steps: int | None = None, text: str = "") -> None:
         """Show a phase, how far it is where that is known, and for how long."""
@@ -91,7 +91,7 @@ def shown_steps() -> Iterator[None]:
     handler: logging.Handler
     with ExitStack() as shown:
         if sys.stdout.isatty():
-            handler = TerminalHandler()
+            handler = _TerminalHandler()
             shown.enter_context(handler.bar)
         else:
             handler = logging.StreamHandler(sys.stdout)
@@ -105,5 +105,5 @@ def shown_steps() -> Iterator[None]:
 def show_progress(phase: str, *, num_done: int, num_steps: int, text: str) -> None:
     """Show how far a phase is, where steps are shown on a terminal."""
     for handler in logger.handlers:
-        if isinstance(handler, TerminalHandler):
+        if isinstance(handler, _TerminalHandler):
             handler.show(phase, num_done=num_done, num_steps=num_steps, text=text)

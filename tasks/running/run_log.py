@@ -13,12 +13,12 @@ from heterps_core.training.storage.run_directory import CLUSTER, JOB, RunDirecto
 from heterps_core.training.storage.verified_files import read_unverified_json
 from infra.workspace import Workspace
 from tasks.running import progress
-from tasks.running.progress import JUDGING, LAUNCHING, PHASE_BEHIND, RECORDING
+from tasks.running.progress import JUDGING, LAUNCHING, PHASE_AFTER, RECORDING
 
 FLOW_LOG = "flow.log"
 """In a run's folder of the workspace, whatever its machines are."""
 
-LINES = "%(asctime)s %(name)s %(levelname)s %(message)s"
+_LINES = "%(asctime)s %(name)s %(levelname)s %(message)s"
 """As the workers of a node write theirs."""
 
 _STEP = re.compile(rf"^\S+ \S+ {re.escape(progress.__name__)} INFO   (\S+)", re.MULTILINE)
@@ -26,7 +26,7 @@ _STEP = re.compile(rf"^\S+ \S+ {re.escape(progress.__name__)} INFO   (\S+)", re.
 
 @contextmanager
 def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> Iterator[None]:
-    """Write what some loggers say while the block runs, and what ends it, behind what stands in the run's log.
+    """Append the lines of some loggers while the block runs, and the error that ends it, to the run's log.
 
     Raises:
         OSError: The folder cannot be written.
@@ -34,7 +34,7 @@ def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> It
     folder = workspace.run_directory(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / FLOW_LOG)
-    handler.setFormatter(logging.Formatter(LINES))
+    handler.setFormatter(logging.Formatter(_LINES))
     for name in loggers:
         logging.getLogger(name).addHandler(handler)
     try:
@@ -50,7 +50,7 @@ def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> It
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunState:
+class _RunState:
     """Where a run stands; figures are None before its first step."""
 
     phase: str
@@ -60,10 +60,10 @@ class RunState:
     """In the mean of this launch."""
 
     seconds_left: float | None = None
-    """Of the training, at this speed."""
+    """Time left of the training, at this speed."""
 
 
-def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> RunState:
+def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> _RunState:
     """Return where a run stands, from its log and from what its workers write.
 
     Args:
@@ -71,19 +71,19 @@ def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> RunS
     """
     path = workspace.run_directory(run_id) / FLOW_LOG
     text = path.read_text(errors="replace") if path.exists() else ""
-    told = [step for step in _STEP.findall(text) if step in PHASE_BEHIND]
-    phase = PHASE_BEHIND[told[-1]] if told else "starting"
+    steps = [step for step in _STEP.findall(text) if step in PHASE_AFTER]
+    phase = PHASE_AFTER[steps[-1]] if steps else "starting"
     # A run that is planned again has steps of the launch before, but no cluster yet.
     has_trained = phase in (JUDGING, RECORDING) or (phase == LAUNCHING and directory.exists(CLUSTER))
     found = read_progress(directory) if has_trained else None
     if found is None:
-        return RunState(phase=phase)
+        return _RunState(phase=phase)
     speed = found.num_samples / found.elapsed_s if found.elapsed_s > 0 else None
     left = None
     if phase == LAUNCHING and speed:
         batch_size = read_unverified_json(directory, JOB)["config"]["batch_size"]
         left = (found.num_steps - found.step) * batch_size / speed
-    return RunState(
+    return _RunState(
         phase=found.phase if phase == LAUNCHING else phase,
         step=found.step,
         num_steps=found.num_steps,

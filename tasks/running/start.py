@@ -33,8 +33,8 @@ from tasks.records.champion import Champion
 from tasks.records.mlflow_names import SCHEMA_TAG
 from tasks.records.model_registry import RegisteredVersion
 
-ACCUMULATORS_KEPT = 0.5
-"""Of what Adagrad has accumulated, at each night: best for clicks that drift (docs/LOG.md)."""
+_ACCUMULATORS_KEPT = 0.5
+"""Share of Adagrad's accumulators that each night keeps: best for clicks that drift (docs/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Start:
     """The exported model; None where the run directory holds it already."""
 
     slot_rows: tuple[int, ...] | None = None
-    """Of each table."""
+    """Rows of each table."""
 
     numeric_transform: NumericTransform | None = None
     text_rule: int = TEXT_RULE
@@ -101,7 +101,7 @@ def choose_start(
             run_id=champion.run_id,
             weights_sha256=description["weights_sha256"],
             optimizer_state=state,
-            accumulators_kept=ACCUMULATORS_KEPT,
+            accumulators_kept=_ACCUMULATORS_KEPT,
         ),
         folder=champion.folder,
         reason=f"goes on from version {champion.version} of {champion.day}, with its tables and numeric transform; "

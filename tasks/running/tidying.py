@@ -1,4 +1,4 @@
-"""What runs leave on the disk or in the bucket, and when it is deleted.
+"""Files that runs leave on the disk or in the bucket, and when they are deleted.
 
 A run that has finished drops at its end what only resuming would need. The rest of it, and all of one that failed,
 goes when it has ended days ago (`heterps tidy`); models have their own rule in `tasks/records/old_versions.py`. What
@@ -24,7 +24,7 @@ from tasks.records.runs import EXPLANATION_FILE
 from tasks.running.live_fleet import last_fleet
 
 KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
-"""Of a run's folder in the workspace: some kilobytes that `heterps explain` and `heterps cost` read."""
+"""Files in a run's folder of the workspace: some kilobytes that `heterps explain` and `heterps cost` read."""
 
 _NEEDED_TO_RESUME = (CHECKPOINTS, START_MODEL, DATA)
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tidied:
-    """What became of the runs, or of the models."""
+    """The runs or models that were deleted and kept."""
 
     kind: str
     removed: Mapping[str, int]
@@ -53,7 +53,7 @@ def drop_what_resuming_needs(run: RunDirectory) -> None:
             run.delete_folder(folder)
         run.delete_file(RESERVE)
     except Exception as problem:
-        # Of whatever kind: the night is done, its model is registered, and heterps tidy deletes the rest later.
+        # Any error: the night is done, its model is registered, and heterps tidy deletes the rest later.
         logger.warning("files for resuming stay in %s: %s", run.location, first_line(problem))
 
 
@@ -61,7 +61,7 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
     """Delete the run directories of runs that have ended, here and in the run store.
 
     Kept are runs that are under way by the record of runs, by the ledger or by the lock of the fleet, and folders
-    that neither the record nor the ledger knows. Of a folder in the workspace `KEPT_FILES` stay.
+    that neither the record nor the ledger knows. In a folder of the workspace `KEPT_FILES` stay.
 
     Args:
         is_trial: Delete nothing, and return what would be.
@@ -87,7 +87,7 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
             if not is_trial:
                 workspace.forget_run_key(run_id)
         except Exception as problem:
-            # Of whatever kind the disk or the bucket has; the other runs are tidied all the same.
+            # Any error of the disk or the bucket: the other runs are tidied all the same.
             problems.append(f"run {run_id}: {first_line(problem)}")
             continue
         removed[run_id] = num_bytes
@@ -99,7 +99,7 @@ def _places_by_run(
 ) -> tuple[dict[str, list[RunDirectory]], list[str]]:
     """Return where each run has files that could be deleted, and what could not be looked at.
 
-    Of the run store only what this workspace has rented for: others may share it.
+    In the run store only runs that this workspace has rented for: others may share it.
     """
     found: dict[str, list[RunDirectory]] = {}
     for path in workspace.runs_directory.glob("*"):
@@ -122,7 +122,7 @@ def _places_by_run(
         for run_id in rented & set(store.names("")):
             found.setdefault(run_id, []).append(RunDirectory(location_in_store(run_id)))
     except Exception as problem:
-        # Of whatever kind a bucket has; what is here is tidied all the same.
+        # Any error of a bucket: the files here are tidied all the same.
         return found, [f"the run store could not be listed: {first_line(problem)}"]
     return found, []
 

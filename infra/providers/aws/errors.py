@@ -31,7 +31,7 @@ CAPACITY_WAYS_OUT = {
 }
 """Codes that say nothing against another zone or instance type."""
 
-QUOTA_WAYS_OUT = {
+_QUOTA_WAYS_OUT = {
     "VcpuLimitExceeded": "ask for a higher vCPU quota in Service Quotas, or plan with fewer units",
     "InstanceLimitExceeded": "ask for a higher quota in Service Quotas, or plan with fewer units",
     "MaxSpotInstanceCountExceeded": "ask for a higher spot quota in Service Quotas, or take on-demand",
@@ -40,7 +40,7 @@ QUOTA_WAYS_OUT = {
 
 WAYS_OUT = {
     **CAPACITY_WAYS_OUT,
-    **QUOTA_WAYS_OUT,
+    **_QUOTA_WAYS_OUT,
     "UnauthorizedOperation": _ALLOW_IT,
     "AccessDenied": _ALLOW_IT,
     "AuthFailure": "renew the credentials (aws sts get-caller-identity must work), set this machine's clock, and "
@@ -125,10 +125,10 @@ def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> Pro
     text = f"AWS refused to {action}: {answers}"
     is_about_pools = bool(codes & set(CAPACITY_WAYS_OUT) - _SAYS_NOTHING_OF_OTHERS)
     # A code that is not known does not outweigh a pool that only lacked capacity.
-    others = codes - {*CAPACITY_WAYS_OUT, *QUOTA_WAYS_OUT}
+    others = codes - {*CAPACITY_WAYS_OUT, *_QUOTA_WAYS_OUT}
     if others & set(WAYS_OUT) or (others and not is_about_pools):
         return ProvisioningError(text)
-    is_about_quotas = bool(codes & set(QUOTA_WAYS_OUT)) and not is_about_pools
+    is_about_quotas = bool(codes & set(_QUOTA_WAYS_OUT)) and not is_about_pools
     return QuotaExceededError(text) if is_about_quotas else InsufficientCapacityError(text)
 
 

@@ -57,7 +57,7 @@ class FleetGroup:
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of all nodes, as planned."""
+        """Price of all nodes, as planned."""
         return len(self.requests) * self.offers[0].price_usd_per_hour
 
     def offer_of(self, instance_type: str) -> InstanceOffer:
@@ -75,7 +75,7 @@ def fleet_groups(requests: Sequence[NodeRequest]) -> tuple[FleetGroup, ...]:
     return tuple(FleetGroup(index=i, requests=tuple(group)) for i, (_, group) in enumerate(runs))
 
 
-def client_token(run_id: str, *, attempt: int, group: int, repetition: int = 0) -> str:
+def _client_token(run_id: str, *, attempt: int, group: int, repetition: int = 0) -> str:
     """Return the token that makes a repeated request buy nothing (64 characters at most).
 
     To a token that it knows EC2 answers as before: a request that is asked again after a refusal needs another.
@@ -139,7 +139,7 @@ def request_fleet(
     )
     request: dict[str, Any] = {
         "Type": "instant",
-        "ClientToken": client_token(run_id, attempt=attempt, group=group.index, repetition=repetition),
+        "ClientToken": _client_token(run_id, attempt=attempt, group=group.index, repetition=repetition),
         "LaunchTemplateConfigs": [
             {
                 "LaunchTemplateSpecification": {"LaunchTemplateName": template_name, "Version": "$Default"},

@@ -133,7 +133,7 @@ def make_security_group(client: EC2Client, name: str, *, vpc_id: str, tags: dict
     return group_id
 
 
-def delete_security_group(client: EC2Client, group_id: str) -> bool:
+def _delete_security_group(client: EC2Client, group_id: str) -> bool:
     """Delete a group and tell whether this call did it; one that is still in use stays for the next sweep."""
     return not is_refused(
         lambda: client.delete_security_group(GroupId=group_id),
@@ -143,7 +143,7 @@ def delete_security_group(client: EC2Client, group_id: str) -> bool:
     )
 
 
-def own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str, dict[str, str]]]:
+def _own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield id and tags of the groups of a workspace."""
     pages = client.get_paginator("describe_security_groups").paginate(Filters=own_filters(workspace, None))
     for page in pages:
@@ -178,8 +178,8 @@ def remove_leftovers(
     ]
     groups = [
         group_id
-        for group_id, tags in own_security_groups(client, workspace)
-        if are_of_leftover(tags) and delete_security_group(client, group_id)
+        for group_id, tags in _own_security_groups(client, workspace)
+        if are_of_leftover(tags) and _delete_security_group(client, group_id)
     ]
     old_roles = [role for role in roles if is_leftover(role.run_id, role.made_at)]
     for role in old_roles:

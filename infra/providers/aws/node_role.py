@@ -112,7 +112,7 @@ def roles_path(workspace: str, region: str, run_id: str | None = None) -> str:
 def role_name(path: str, *, attempt: int) -> str:
     """Return the name of the role of one attempt, at most 64 characters long.
 
-    Names are unique in an account, whatever the path, and not told apart by case. Each attempt has its own: EC2 may
+    Names are unique in an account, whatever the path, and without regard to case. Each attempt has its own: EC2 may
     take a profile that is made again under its old name for the one that was deleted.
     """
     digest = hashlib.sha256(f"{path}{attempt}".encode()).hexdigest()

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_pricing import PricingClient
 
-PRICING_REGION = "us-east-1"
+_PRICING_REGION = "us-east-1"
 """The Pricing API answers in few regions, for all of them."""
 
-CLIENT_OPTIONS: dict[str, Any] = {
+_CLIENT_OPTIONS: dict[str, Any] = {
     "retries": {"mode": "adaptive", "max_attempts": 8},
     "connect_timeout": 10,
     "read_timeout": 30,
     "user_agent_extra": "heterps",
 }
 
-PRODUCT_FILTERS = {
+_PRODUCT_FILTERS = {
     "operatingSystem": "Linux",
     "tenancy": "Shared",
     "preInstalledSw": "NA",
@@ -45,10 +45,10 @@ PRODUCT_FILTERS = {
 }
 """What is bought when an instance is launched plainly; other products of the same type are other prices."""
 
-SPOT_PRODUCT = "Linux/UNIX"
-SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
+_SPOT_PRODUCT = "Linux/UNIX"
+_SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
 
-MBIT_PER_GBIT = 1_000
+_MBIT_PER_GBIT = 1_000
 
 
 class AwsPrices(LivePrices):
@@ -56,7 +56,7 @@ class AwsPrices(LivePrices):
 
     cloud: ClassVar[str] = AWS
     on_demand_source: ClassVar[str] = "AWS Pricing API, Linux, on-demand"
-    spot_source: ClassVar[str] = SPOT_SOURCE
+    spot_source: ClassVar[str] = _SPOT_SOURCE
 
     def __init__(self, pricing: PricingClient, ec2_of_region: Callable[[str], EC2Client]) -> None:
         self.pricing = pricing
@@ -67,8 +67,8 @@ class AwsPrices(LivePrices):
         """Return one with boto3's own search for credentials."""
         from botocore.config import Config
 
-        options = Config(**CLIENT_OPTIONS)
-        pricing = aws_client("pricing", region=PRICING_REGION, config=options)
+        options = Config(**_CLIENT_OPTIONS)
+        pricing = aws_client("pricing", region=_PRICING_REGION, config=options)
         return cls(pricing, lambda region: aws_client("ec2", region=region, config=options))
 
     @staticmethod
@@ -84,7 +84,7 @@ class AwsPrices(LivePrices):
 
     def on_demand(self, region: str, *, instance_type: str | None = None) -> dict[str, float]:
         """Ask the Pricing API; see `LivePrices.on_demand`."""
-        filters = {**PRODUCT_FILTERS, "regionCode": region}
+        filters = {**_PRODUCT_FILTERS, "regionCode": region}
         if instance_type is not None:
             filters["instanceType"] = instance_type
         pages = self.pricing.get_paginator("get_products").paginate(
@@ -110,7 +110,7 @@ class AwsPrices(LivePrices):
     ) -> dict[tuple[str, str], SpotHistory]:
         """Ask for the history of each instance type and zone."""
         with explained(f"give spot prices in {region}"):
-            return spot_histories(self.ec2_of_region(region), instance_types, since=since)
+            return _spot_histories(self.ec2_of_region(region), instance_types, since=since)
 
     def sizes(self, region: str, families: Iterable[str]) -> dict[str, InstanceType]:
         """Ask EC2 for sizes."""
@@ -128,13 +128,13 @@ class AwsPrices(LivePrices):
         return {each.name: each for each in found}
 
 
-def spot_histories(
+def _spot_histories(
     client: EC2Client, names: Sequence[str], *, since: datetime
 ) -> dict[tuple[str, str], SpotHistory]:
     """Return (instance type, zone) -> price changes since a time, the one in force at that time included."""
     pages = client.get_paginator("describe_spot_price_history").paginate(
         InstanceTypes=list(names),  # type: ignore[arg-type]
-        ProductDescriptions=[SPOT_PRODUCT],
+        ProductDescriptions=[_SPOT_PRODUCT],
         StartTime=since,
     )
     changes: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
@@ -145,7 +145,7 @@ def spot_histories(
         pool: SpotHistory(
             times=tuple(sorted(by_time)),
             prices_usd_per_hour=tuple(by_time[time] for time in sorted(by_time)),
-            source=SPOT_SOURCE,
+            source=_SPOT_SOURCE,
         )
         for pool, by_time in changes.items()
     }
@@ -168,7 +168,7 @@ def prices_of_machines(
         if instance["InstanceId"] in launched_at
     }
     names = sorted({name for name, _ in pools.values()})
-    histories = spot_histories(client, names, since=min(launched_at.values()))
+    histories = _spot_histories(client, names, since=min(launched_at.values()))
     return {instance_id: histories[pool] for instance_id, pool in pools.items() if pool in histories}
 
 
@@ -195,6 +195,6 @@ def _instance_type_of(document: Mapping[str, Any]) -> InstanceType:
         accelerator_memory_bytes_each=(
             card.get("MemoryInfo", {}).get("SizeInMiB", 0) * BYTES_PER_MIB if card else 0
         ),
-        network_bandwidth_bytes_per_s=gbit_per_s * MBIT_PER_GBIT * BYTES_PER_S_PER_MBIT_PER_S,
+        network_bandwidth_bytes_per_s=gbit_per_s * _MBIT_PER_GBIT * BYTES_PER_S_PER_MBIT_PER_S,
         disk_bandwidth_bytes_per_s=disks.get("BaselineThroughputInMBps", 0.0) * 1e6,
     )

@@ -1,4 +1,4 @@
-"""What there is in an account, machine images, subnets and instances, and what is done to instances: leases, ends."""
+"""The machine images, subnets and instances of an account; renews leases of instances and terminates them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LIVE_STATES = ("pending", "running", "stopping", "stopped")
 
 IMAGE_NAME_PATTERN = "heterps-node-*"
 
-MAX_FILTER_VALUES = 200
+_MAX_FILTER_VALUES = 200
 
 
 DESCRIBE_TIMEOUT_S = 60.0
 """EC2 may not know for some seconds an instance that it has just launched."""
 
-DESCRIBE_POLL_S = 1.0
+_DESCRIBE_POLL_S = 1.0
 
 TOLERANCE = timedelta(seconds=5)
 """Answers carry whole seconds and take some time: a smaller difference is none."""
@@ -131,7 +131,7 @@ def describe_when_known(client: EC2Client, instance_ids: Sequence[str]) -> list[
                 f"EC2 must know its own instances {', '.join(missing)} within {DESCRIBE_TIMEOUT_S:.0f} s, and does "
                 f"not; what was launched is ended, try again"
             )
-        time.sleep(DESCRIBE_POLL_S)
+        time.sleep(_DESCRIBE_POLL_S)
 
 
 def is_ended(instance: InstanceTypeDef) -> bool:
@@ -141,8 +141,8 @@ def is_ended(instance: InstanceTypeDef) -> bool:
 
 def _with_ids(client: EC2Client, instance_ids: Sequence[str]) -> Iterator[InstanceTypeDef]:
     # A filter, unlike the parameter for ids, is no error where one is not known.
-    for start in range(0, len(instance_ids), MAX_FILTER_VALUES):
-        some = list(instance_ids[start : start + MAX_FILTER_VALUES])
+    for start in range(0, len(instance_ids), _MAX_FILTER_VALUES):
+        some = list(instance_ids[start : start + _MAX_FILTER_VALUES])
         yield from _described(client, [{"Name": "instance-id", "Values": some}])
 
 
@@ -152,7 +152,7 @@ def _described(client: EC2Client, filters: list[FilterTypeDef]) -> list[Instance
 
 
 class Ec2Clock:
-    """Tells the time of the answers that a client has had, and counts on from the last one."""
+    """The time of the last answer to a client, counted on since."""
 
     def __init__(self, client: EC2Client) -> None:
         self._answered_at: datetime | None = None
@@ -161,7 +161,7 @@ class Ec2Clock:
 
     @property
     def is_set(self) -> bool:
-        """An answer has told the time."""
+        """An answer with a time has come."""
         return self._answered_at is not None
 
     def now(self) -> datetime:
@@ -172,11 +172,11 @@ class Ec2Clock:
 
     def _hear(self, http_response: Any, **_: Any) -> None:
         try:
-            told = parsedate_to_datetime(http_response.headers["Date"]).astimezone(UTC)
+            answered_at = parsedate_to_datetime(http_response.headers["Date"]).astimezone(UTC)
         except (KeyError, TypeError, ValueError):
             return
         here = datetime.now(UTC)
-        self._answered_at = here if abs(told - here) <= TOLERANCE else told
+        self._answered_at = here if abs(answered_at - here) <= TOLERANCE else answered_at
         self._seen_s = time.monotonic()
 
 

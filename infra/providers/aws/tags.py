@@ -17,30 +17,30 @@ if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import FilterTypeDef, InstanceTypeDef, TagTypeDef
 
 RUN_TAG = "heterps:run-id"
-WORKSPACE_TAG = "heterps:workspace"
+_WORKSPACE_TAG = "heterps:workspace"
 INTENDED_TAG = "heterps:intended-at"
 LEASE_TAG = "heterps:lease-until"
-ATTEMPT_TAG = "heterps:attempt"
-GROUP_TAG = "heterps:group"
-STAGE_TAG = "heterps:stage"
-DEVICE_TYPE_TAG = "heterps:device-type"
-MARKET_TAG = "heterps:market"
+_ATTEMPT_TAG = "heterps:attempt"
+_GROUP_TAG = "heterps:group"
+_STAGE_TAG = "heterps:stage"
+_DEVICE_TYPE_TAG = "heterps:device-type"
+_MARKET_TAG = "heterps:market"
 DISK_PRICE_TAG = "heterps:disk-usd-per-hour"
-PRICE_TAG_PREFIX = "heterps:price/"
+_PRICE_TAG_PREFIX = "heterps:price/"
 """Before the name of an instance type: a fleet request may have any of several."""
 
-PREEMPTED_CODE = "Server.SpotInstanceTermination"
+_PREEMPTED_CODE = "Server.SpotInstanceTermination"
 
 MAX_OFFERS = 30
 
-MAX_VALUE_CHARACTERS = 256
+_MAX_VALUE_CHARACTERS = 256
 ENDED_STATES = ("shutting-down", "terminated")
 """Neither is billed."""
 
 
 def owner_tags(run_id: str, *, workspace: str) -> dict[str, str]:
     """Return the tags of everything that a run makes; the IAM policies let the controller touch nothing else."""
-    return {RUN_TAG: run_id, WORKSPACE_TAG: workspace}
+    return {RUN_TAG: run_id, _WORKSPACE_TAG: workspace}
 
 
 def group_tags(
@@ -48,17 +48,17 @@ def group_tags(
 ) -> dict[str, str]:
     """Return the tags of the machines of one fleet request; they depend on the plan alone."""
     prices = {
-        f"{PRICE_TAG_PREFIX}{offer.instance_type.name}": (
-            f"{offer.price_usd_per_hour!r} {offer.price_as_of} {offer.price_source}"[:MAX_VALUE_CHARACTERS]
+        f"{_PRICE_TAG_PREFIX}{offer.instance_type.name}": (
+            f"{offer.price_usd_per_hour!r} {offer.price_as_of} {offer.price_source}"[:_MAX_VALUE_CHARACTERS]
         )
         for offer in offers
     }
     return {
-        ATTEMPT_TAG: str(attempt),
-        GROUP_TAG: str(index),
-        STAGE_TAG: str(stage),
-        DEVICE_TYPE_TAG: device_type,
-        MARKET_TAG: offers[0].market,
+        _ATTEMPT_TAG: str(attempt),
+        _GROUP_TAG: str(index),
+        _STAGE_TAG: str(stage),
+        _DEVICE_TYPE_TAG: device_type,
+        _MARKET_TAG: offers[0].market,
         **prices,
     }
 
@@ -81,7 +81,7 @@ def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
         if run_id is None
         else {"Name": f"tag:{RUN_TAG}", "Values": [run_id]}
     )
-    return [by_run, {"Name": f"tag:{WORKSPACE_TAG}", "Values": [workspace]}]
+    return [by_run, {"Name": f"tag:{_WORKSPACE_TAG}", "Values": [workspace]}]
 
 
 def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
@@ -95,9 +95,9 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
         instance_type=described["InstanceType"],
         launched_at=described["LaunchTime"],
         is_ended=is_ended,
-        ended_at=end_of(described.get("StateTransitionReason", "")) if is_ended else None,
+        ended_at=_end_of(described.get("StateTransitionReason", "")) if is_ended else None,
         ended_because=end_text(described) if is_ended else "",
-        is_preempted=described.get("StateReason", {}).get("Code") == PREEMPTED_CODE,
+        is_preempted=described.get("StateReason", {}).get("Code") == _PREEMPTED_CODE,
         lease_until=moment_or_none(tags[LEASE_TAG]),
         is_owner_dead=False,
         terms=_terms_of(described, tags, region=region),
@@ -112,23 +112,23 @@ def end_text(described: Mapping[str, Any]) -> str:
 
 def attempt_of(described: InstanceTypeDef) -> int:
     """Return the attempt that launched an instance."""
-    return int(as_dictionary(described.get("Tags", [])).get(ATTEMPT_TAG, "1"))
+    return int(as_dictionary(described.get("Tags", [])).get(_ATTEMPT_TAG, "1"))
 
 
 def group_of(described: InstanceTypeDef) -> int | None:
     """Return the index of the group that an instance was launched for."""
-    text = as_dictionary(described.get("Tags", [])).get(GROUP_TAG)
+    text = as_dictionary(described.get("Tags", [])).get(_GROUP_TAG)
     return None if text is None else int(text)
 
 
 def _terms_of(described: InstanceTypeDef, tags: dict[str, str], *, region: str) -> LaunchTerms | None:
     try:
-        price, as_of, source = tags[f"{PRICE_TAG_PREFIX}{described['InstanceType']}"].split(" ", 2)
+        price, as_of, source = tags[f"{_PRICE_TAG_PREFIX}{described['InstanceType']}"].split(" ", 2)
         return LaunchTerms(
-            attempt=int(tags[ATTEMPT_TAG]),
-            stage=int(tags[STAGE_TAG]),
-            device_type=tags[DEVICE_TYPE_TAG],
-            market=Market(tags[MARKET_TAG]),
+            attempt=int(tags[_ATTEMPT_TAG]),
+            stage=int(tags[_STAGE_TAG]),
+            device_type=tags[_DEVICE_TYPE_TAG],
+            market=Market(tags[_MARKET_TAG]),
             region=region,
             price_usd_per_hour=float(price),
             price_as_of=as_of,
@@ -140,7 +140,7 @@ def _terms_of(described: InstanceTypeDef, tags: dict[str, str], *, region: str) 
         return None
 
 
-def end_of(state_transition_reason: str) -> datetime | None:
+def _end_of(state_transition_reason: str) -> datetime | None:
     """Return the time that EC2 gives with the reason of a state, as in "User initiated (2026-07-20 04:30:00 GMT)"."""
     found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", state_transition_reason)
     return datetime.fromisoformat(found[1]).replace(tzinfo=UTC) if found else None
