@@ -5,9 +5,11 @@ What is spent while a run lives is held against the same caps by `infra/billing/
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from heterps_core.errors import BudgetExceededError
+from heterps_core.units import SECONDS_PER_HOUR, ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +20,12 @@ class Caps:
     max_usd_per_run: float | None = None
     max_usd_per_month: float | None = None
     """By all runs of a workspace in a calendar month, UTC."""
+
+    def payable_s(self, price_usd_per_hour: float, spent: Spent) -> float:
+        """Return how long machines at a price can be paid before a cap of USD is reached; infinite without caps."""
+        caps = ((self.max_usd_per_run, spent.failed_launches_usd), (self.max_usd_per_month, spent.month_usd))
+        left_usd = min((cap - before for cap, before in caps if cap is not None), default=math.inf)
+        return ratio(left_usd, price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,7 +102,7 @@ def running_cluster(
                 ledger=ledger.checked(check),
             )
             with _lease_renewed(provider, run_id, run):
-                timeout_s = min(READY_TIMEOUT_S, _payable_s(price_usd_per_hour, spent(), caps))
+                timeout_s = min(READY_TIMEOUT_S, caps.payable_s(price_usd_per_hour, spent()))
                 provider.wait_until_ready(cluster, timeout_s=timeout_s)
                 logger.info(
                     "run %s: %d nodes are up, %.4g USD/hour",
@@ -152,25 +152,7 @@ def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: flo
         Planned for 20 minutes at 3 USD an hour under a cap of 1.5 USD: the least of 6 h, 40 min and 30 min.
     """
     by_plan_s = max(_LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
-    by_caps_s = [
-        ratio(cap, price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
-        for cap in (caps.max_usd_per_run, caps.max_usd_per_month)
-        if cap is not None
-    ]
-    return max(1, int(min(longest_s, by_plan_s, *by_caps_s)))
-
-
-def _payable_s(price_usd_per_hour: float, spent: Spent, caps: Caps) -> float:
-    """Return how long a fleet can be waited for before it has spent a cap; its spending is not yet watched then."""
-    left = [
-        cap - before
-        for cap, before in (
-            (caps.max_usd_per_run, spent.failed_launches_usd),
-            (caps.max_usd_per_month, spent.month_usd),
-        )
-        if cap is not None
-    ]
-    return ratio(min(left, default=math.inf), price_usd_per_hour, otherwise=math.inf) * SECONDS_PER_HOUR
+    return max(1, int(min(longest_s, by_plan_s, caps.payable_s(price_usd_per_hour, NOTHING_SPENT))))
 
 
 def _lease_end(provider: Provider) -> datetime:

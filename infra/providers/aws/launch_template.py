@@ -103,9 +103,8 @@ def own_templates(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield name and tags of the templates of a workspace, of one run or of all."""
     pages = client.get_paginator("describe_launch_templates").paginate(Filters=own_filters(workspace, run_id))
-    for page in pages:
-        for template in page["LaunchTemplates"]:
-            yield template["LaunchTemplateName"], as_dictionary(template.get("Tags", []))
+    for template in (template for page in pages for template in page["LaunchTemplates"]):
+        yield template["LaunchTemplateName"], as_dictionary(template.get("Tags", []))
 
 
 def make_security_group(client: EC2Client, name: str, *, vpc_id: str, tags: dict[str, str]) -> str:
@@ -146,9 +145,8 @@ def _delete_security_group(client: EC2Client, group_id: str) -> bool:
 def _own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield id and tags of the groups of a workspace."""
     pages = client.get_paginator("describe_security_groups").paginate(Filters=own_filters(workspace, None))
-    for page in pages:
-        for group in page["SecurityGroups"]:
-            yield group["GroupId"], as_dictionary(group.get("Tags", []))
+    for group in (group for page in pages for group in page["SecurityGroups"]):
+        yield group["GroupId"], as_dictionary(group.get("Tags", []))
 
 
 def remove_leftovers(
