@@ -36,7 +36,7 @@ RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
 
 NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 GENERATION_VARIABLE = "HETERPS_GENERATION"
-_KIND_VARIABLE = "HETERPS_NODE_IS"
+KIND_VARIABLE = "HETERPS_NODE_IS"
 """A machine, or a process of the flow's."""
 
 DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
@@ -143,7 +143,7 @@ def runs_here_as_dry_run() -> bool:
 
 def is_machine() -> bool:
     """Tell whether this node is a machine of its own, which its cloud may preempt."""
-    return os.environ.get(_KIND_VARIABLE) == "machine"
+    return os.environ.get(KIND_VARIABLE) == "machine"
 
 
 @contextmanager
