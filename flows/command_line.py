@@ -98,6 +98,13 @@ def _told(error: Exception) -> HeterpsError | None:
     behind = list(_chain(error))
     if not isinstance(error, TrainingError) and (full := _full_disk(behind)) is not None:
         return full
+    from prefect.exceptions import ObjectNotFound
+
+    if isinstance(error, ObjectNotFound):
+        return ConfigurationError(
+            "a flow run must stay in Prefect until its end, but this one was deleted there: its machines have ended, "
+            "and its steps are in MLflow as far as they were recorded; start it again, or go on with --resume-run-id"
+        )
     return error if isinstance(error, HeterpsError) else None
 
 
