@@ -26,11 +26,7 @@ from tasks.learning import learn_from_runs
 from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.planning_time import PlanningTime
-from tasks.planning.table_disks import (
-    dry_run_table_memory_bytes,
-    replica_disks,
-    table_memory_bytes,
-)
+from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import search_with_wire_dtype
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
@@ -71,10 +67,7 @@ class NightPlan:
 def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
     """Return a report with the plans of the other search methods, which takes seconds."""
     searches = with_compared(
-        report.searches,
-        report.problem,
-        budget_evaluations=run.asked.budget_evaluations,
-        seed=run.asked.seed,
+        report.searches, report.problem, budget_evaluations=run.asked.budget_evaluations, seed=run.asked.seed
     )
     return replace(report, searches=searches)
 

@@ -60,12 +60,7 @@ class OpenedRun:
 
 
 def begin_run(
-    workspace: Workspace,
-    asked: TrainParameters,
-    night: Night | None,
-    *,
-    run_id: str,
-    is_resumed: bool,
+    workspace: Workspace, asked: TrainParameters, night: Night | None, *, run_id: str, is_resumed: bool
 ) -> OpenedRun:
     """Open the record of a run, choose what it begins with, and prepare its rows.
 

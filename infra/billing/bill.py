@@ -53,9 +53,7 @@ class Bill(JsonDocument):
     """All machines of one run."""
 
     json_form = JsonForm(
-        version=2,
-        sums=("total_usd", "failed_launches_usd"),
-        earlier_names=(("is_rehearsal", "is_dry_run"),),
+        version=2, sums=("total_usd", "failed_launches_usd"), earlier_names=(("is_rehearsal", "is_dry_run"),)
     )
 
     run_id: str

@@ -41,13 +41,7 @@ from infra.ledger.ledger_entry import (
     entry_of_request,
     entry_of_row,
 )
-from infra.ledger.ledger_file import (
-    COLUMNS,
-    SELECT,
-    bring_up_to_date,
-    make_ledger_file,
-    transaction,
-)
+from infra.ledger.ledger_file import COLUMNS, SELECT, bring_up_to_date, make_ledger_file, transaction
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
@@ -139,7 +133,7 @@ class Ledger:
         self._move(
             run_id,
             node_id,
-            came_from=(EntryState.INTENDED,),
+            came_from=EntryState.INTENDED,
             state=EntryState.LAUNCHED,
             provider_instance_id=provider_instance_id,
             launched_at=at.isoformat(),
@@ -187,7 +181,7 @@ class Ledger:
         self._move(
             run_id,
             node_id,
-            came_from=(EntryState.INTENDED,),
+            came_from=EntryState.INTENDED,
             state=EntryState.FAILED,
             ended_at=at.isoformat(),
             reason=reason,
@@ -199,7 +193,7 @@ class Ledger:
         self._move(
             run_id,
             node_id,
-            came_from=(EntryState.LAUNCHED,),
+            came_from=EntryState.LAUNCHED,
             state=EntryState.ENDED,
             ended_at=(launched[-1].end_at(at) if launched else at).isoformat(),
             reason=reason,
@@ -225,16 +219,13 @@ class Ledger:
             rows = database.execute(f"{SELECT} {condition} {order}", values).fetchall()
         return tuple(entry_of_row(row) for row in rows)
 
-    def _move(
-        self, run_id: str, node_id: str, *, came_from: tuple[EntryState, ...], **values: str | float
-    ) -> None:
-        # At most one attempt of a run is in these states: the one before is closed first.
+    def _move(self, run_id: str, node_id: str, *, came_from: EntryState, **values: str | float) -> None:
+        # At most one attempt of a run is in this state: the one before is closed first.
         assignments = ", ".join(f"{column} = ?" for column in values)
-        states = ", ".join("?" * len(came_from))
         with self._transaction() as database:
             moved = database.execute(
-                f"UPDATE machines SET {assignments} WHERE run_id = ? AND node_id = ? AND state IN ({states})",
-                (*values.values(), run_id, node_id, *came_from),
+                f"UPDATE machines SET {assignments} WHERE run_id = ? AND node_id = ? AND state = ?",
+                (*values.values(), run_id, node_id, came_from),
             )
             if moved.rowcount == 0 and not _find(database, "run_id = ? AND node_id = ?", run_id, node_id):
                 raise LedgerError(

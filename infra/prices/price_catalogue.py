@@ -208,11 +208,7 @@ class PriceCatalogue:
         return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == cloud}))
 
     def offers(
-        self,
-        *,
-        region: str,
-        market: Market = Market.ON_DEMAND,
-        cloud: str = AWS,
+        self, *, region: str, market: Market = Market.ON_DEMAND, cloud: str = AWS
     ) -> tuple[InstanceOffer, ...]:
         """Return the offers of a region and market, sorted by name and zone.
 

@@ -30,7 +30,7 @@ class _ServiceRate(NamedTuple):
 
     unit: str
     usd_per_unit: float
-    source: str
+    price_source: str
 
 
 _S3 = "aws.amazon.com/s3/pricing"
@@ -110,11 +110,9 @@ def service_lines(
         ServiceLine(
             service=name,
             quantity=quantity,
-            unit=RATES[name].unit,
-            usd_per_unit=RATES[name].usd_per_unit,
             price_as_of=_AS_OF,
-            price_source=RATES[name].source,
             usd=quantity * RATES[name].usd_per_unit,
+            **RATES[name]._asdict(),
         )
         for name, quantity in quantities.items()
         if quantity > 0

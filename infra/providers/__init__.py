@@ -8,10 +8,7 @@ from infra.providers.base import Provider
 from infra.providers.local import LocalProvider
 from infra.workspace import Workspace
 
-PROVIDERS: dict[str, type[Provider]] = {
-    "aws": AwsEc2Provider,
-    "local": LocalProvider,
-}
+PROVIDERS: dict[str, type[Provider]] = {"aws": AwsEc2Provider, "local": LocalProvider}
 
 __all__ = ["PROVIDERS", "Provider", "get_provider", "provider_of"]
 

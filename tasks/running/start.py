@@ -16,11 +16,7 @@ from heterps_core.data.features import TEXT_RULE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.models import sized_model, sizes_of
-from heterps_core.training.job import (
-    SCRATCH,
-    OptimizerState,
-    StartModel,
-)
+from heterps_core.training.job import SCRATCH, OptimizerState, StartModel
 from heterps_core.training.storage.exported_files import (
     DESCRIPTION,
     OPTIMIZER_STATE,
