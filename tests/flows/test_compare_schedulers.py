@@ -128,7 +128,7 @@ def test_tables_and_record_say_what_the_searches_found(workspace, problem_files,
 
 
 @pytest.mark.usefixtures("prefect_server")
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_files, tmp_path, monkeypatch):
     monkeypatch.setitem(SCHEDULERS, "broken", f"{__name__}:BrokenScheduler")
     monkeypatch.setitem(SCHEDULERS, "slow", f"{__name__}:SlowScheduler")

@@ -34,6 +34,7 @@ def figures_of(workspace, day):
     return run.data.metrics
 
 
+@pytest.mark.weekly
 def test_a_second_night_goes_on_with_the_ids_of_the_first(tmp_path, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     workspace = Workspace(root=tmp_path / "home").create()

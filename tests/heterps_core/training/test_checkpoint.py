@@ -46,6 +46,7 @@ def train_and_save(rank: int, optimizer: str, folder: str) -> dict[str, list[flo
     return {name: tensor.tolist() for name, tensor in stage.tables["embedding"].tensors().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
 def test_state_saved_by_two_replicas_is_read_by_one(optimizer: str, tmp_path: Path) -> None:
     shards = run_in_processes(train_and_save, 2, optimizer, str(tmp_path))

@@ -268,7 +268,7 @@ def test_the_command_says_what_it_removed_and_why_each_version_stays(workspace, 
     assert any(line.startswith("  kept 2 (2, 4): heterps rollback leads to it") for line in of_versions)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_on_a_server_versions_files_and_what_was_fetched_of_them_go(exported, tmp_path, monkeypatch):
     server = TrackingServer(tmp_path)
     try:

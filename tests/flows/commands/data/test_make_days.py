@@ -30,7 +30,7 @@ def test_a_wrong_day_is_told_in_one_line(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_rich_days_are_trained_with_the_schema_beside_them(tmp_path, capsys, monkeypatch, prefect_server):
     """All kinds of columns, from nothing to a judged model."""
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))

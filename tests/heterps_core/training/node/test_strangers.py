@@ -107,6 +107,7 @@ def test_a_stranger_who_joins_as_rank_1_is_refused_and_the_workers_train(user, t
     assert not harm.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "status", "where"),
     [(CLUSTER, CheckpointError.exit_status, "stderr"), (JOB, CheckpointError.exit_status, "exit.json")],

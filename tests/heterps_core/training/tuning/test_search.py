@@ -178,6 +178,7 @@ def test_a_wrong_argument_of_the_command_is_told_in_a_line(
     assert not (tmp_path / "tuned.json").exists()
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     clicks, tmp_path, monkeypatch, capsys
 ):
