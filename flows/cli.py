@@ -72,7 +72,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # The current folder, as behind `python -m`, for a person's own models; last, so that it hides nothing.
+    # The current folder, as with `python -m`, for a person's own models; last, so that it hides nothing.
     if "" not in sys.path:
         sys.path.append("")
     if arguments and arguments[0] in FLOWS:

@@ -57,11 +57,11 @@ def main(
             model.of(of_file, place=f" in {file}")
         run_here(module, model.of(of_files | parameters))
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        shown = _shown(error)
+        if shown is None:
             raise
-        print(f"{'stopped' if isinstance(told, RunStoppedError) else 'error'}: {told}", file=sys.stderr)
-        return told.exit_status
+        print(f"{'stopped' if isinstance(shown, RunStoppedError) else 'error'}: {shown}", file=sys.stderr)
+        return shown.exit_status
     except KeyboardInterrupt:
         print(ENDED_HINT, file=sys.stderr)
         return INTERRUPTED
@@ -73,7 +73,7 @@ def main(
 
 
 def run_here(module: str, asked: FlowParameters) -> Any:
-    """Run a flow in this process, tell its steps on standard output, and return what it returns.
+    """Run a flow in this process, print its steps, and return its result.
 
     Raises:
         HeterpsError: The parameters cannot be used, or the flow failed.
@@ -82,21 +82,21 @@ def run_here(module: str, asked: FlowParameters) -> Any:
 
     asked.check()
     workspace = Workspace.locate().create()
-    # Errors are told by the caller in one line; Prefect would print each with its traceback, some of them twice.
+    # The caller reports errors in one line; Prefect would print each with its traceback, some of them twice.
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
     with shown_steps():
         flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
         return flow(**asked.model_dump(include=asked.model_fields_set))
 
 
-def _told(error: Exception) -> HeterpsError | None:
-    """Return what a person is told of an error; None for a defect of ours, whose traceback is of use.
+def _shown(error: Exception) -> HeterpsError | None:
+    """Return the error to show to a person; None for a defect of ours, whose traceback helps.
 
-    A full disk shows itself wherever something is written next, in Prefect's server or the ledger, and hides what was
-    said of it first.
+    A full disk shows itself wherever something is written next, in Prefect's server or the ledger, and hides the
+    first message.
     """
-    behind = list(_chain(error))
-    if not isinstance(error, TrainingError) and (full := _full_disk(behind)) is not None:
+    causes = list(_chain(error))
+    if not isinstance(error, TrainingError) and (full := _full_disk(causes)) is not None:
         return full
     from prefect.exceptions import ObjectNotFound
 
@@ -109,7 +109,7 @@ def _told(error: Exception) -> HeterpsError | None:
 
 
 def _full_disk(errors: Sequence[BaseException]) -> HeterpsError | None:
-    """Return what to say where the disk of the workspace is full; None where it is not."""
+    """Return the error for a workspace whose disk is full; None while it has room."""
     is_named = any(
         getattr(each, "errno", None) == errno.ENOSPC or "disk is full" in str(each) for each in errors
     )
@@ -164,7 +164,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) ->
             # argparse reads % as the start of a format.
             "help": f"{field.description}{_default(field.default)}".replace("%", "%%"),
             "required": field.is_required(),
-            # Of a subcommand, too, whose parser has no such default.
+            # A subcommand's parser has no such default.
             "default": argparse.SUPPRESS,
         }
         if kind == "boolean":

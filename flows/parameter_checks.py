@@ -34,7 +34,7 @@ from tasks.provisioning import check_markets, check_offers
 from tasks.records.runs import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
-"""Of train-ctr, which a back-fill sets itself or has no use for."""
+"""Parameters of train-ctr that a back-fill sets itself or has no use for."""
 
 
 def check_run(asked: TrainParameters) -> None:
@@ -45,9 +45,7 @@ def check_run(asked: TrainParameters) -> None:
     check_parameters(asked)
     if asked.resume_run_id is not None:
         return
-    check_source_columns(
-        asked.data, schema_file=asked.schema_file, prepare_sql=asked.prepare_sql, day=asked.day
-    )
+    check_source_columns(**asked.source, day=asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
         check_model(asked.sized_model, schema_of(asked.schema_file))
@@ -94,7 +92,7 @@ def check_parameters(asked: TrainParameters) -> None:
         catalogue=PriceCatalogue(price_files(workspace, listed=rented_from.price_file)),
         region=asked.region,
     )
-    check_source(asked.data, schema_file=asked.schema_file, prepare_sql=asked.prepare_sql, day=asked.day)
+    check_source(**asked.source, day=asked.day)
 
 
 def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

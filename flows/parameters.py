@@ -49,7 +49,7 @@ def of_unit(unit: str, **bounds: float) -> Any:
     return Field(json_schema_extra={"unit": unit}, allow_inf_nan=False, **limits)
 
 
-def plain_number(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
     """Return a whole number that was written as 1e9; any other value as it is."""
     if (
         isinstance(value, str)
@@ -63,7 +63,7 @@ def plain_number(value: Any) -> Any:
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
-Samples = Annotated[int, of_unit("samples", ge=1), BeforeValidator(plain_number)]
+Samples = Annotated[int, of_unit("samples", ge=1), BeforeValidator(_plain_number)]
 Rows = Annotated[int, of_unit("rows", ge=2)]
 BatchSize = Annotated[int, of_unit("samples", ge=4)]
 """A batch below 4 cannot be profiled at half its size in two micro-batches."""
@@ -74,8 +74,8 @@ UsdPerHour = Annotated[float, of_unit("USD/hour", gt=0)]
 Day = Annotated[str, Field(json_schema_extra={"pattern": r"^\d{4}-\d{2}-\d{2}$"})]
 
 
-class ModelParameters(FlowParameters):
-    """What is trained, and on which rows."""
+class SourceParameters(FlowParameters):
+    """Where the rows are, and what they mean."""
 
     data: str | None = None
     """File, folder or pattern of clicks in time order, or a folder of folders day=YYYY-MM-DD, here or in S3
@@ -88,6 +88,15 @@ class ModelParameters(FlowParameters):
     prepare_sql: str | None = None
     """File with a SQL query that makes the rows of each day, or all, of the table `rows` and of files in quotes; $day
     is the day. Empty to train on the data as it lies."""
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """The three of them, as steps take them."""
+        return self.model_dump(include=set(SourceParameters.model_fields))
+
+
+class _ModelParameters(SourceParameters):
+    """What is trained, and on which rows."""
 
     model: str = "ctrdnn"
     """Name of a model (lr, wide-deep, deepfm, dlrm, dcnv2, xdeepfm, finalmlp, autoint, din, mmoe; of the papers
@@ -141,7 +150,7 @@ class ModelParameters(FlowParameters):
         return self.model_dump(include=names)
 
 
-class TrainedParameters(ModelParameters):
+class TrainedParameters(_ModelParameters):
     """All that decides the trained model: saved beside a run, and read again when it is resumed."""
 
     day: Day | None = None
@@ -158,11 +167,11 @@ class TrainedParameters(ModelParameters):
     """Seed of all random choices in search and training."""
 
     dense_learning_rate: Positive | None = None
-    """Of the dense layers at the first step; it falls in a straight line to nothing at the last. Empty for 0.01 of
-    lr, and 0.001 of all other models."""
+    """Learning rate of the dense layers at the first step; it falls in a straight line to 0 at the last. Empty for
+    0.01 of lr, and 0.001 of all other models."""
 
     embedding_learning_rate: Positive = ENGINE["embedding_learning_rate"]
-    """Of the embedding rows; falls like the dense one."""
+    """Learning rate of the embedding rows; falls like the dense one."""
 
     dense_l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] = ENGINE["dense_l2"]
     """Strength of the penalty on the weights of dense layers: half the sum of their squares; biases have none."""
@@ -182,7 +191,7 @@ class TrainedParameters(ModelParameters):
     """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""
 
 
-class PlannedParameters(ModelParameters):
+class _PlannedParameters(_ModelParameters):
     """What a plan is made of, and what it must reach."""
 
     provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
@@ -192,7 +201,7 @@ class PlannedParameters(ModelParameters):
     """What layers may be placed on, or what may be measured."""
 
     region: str = REGION
-    """Of the prices; machines are rented in us-east-1 only."""
+    """Region of the prices; machines are rented in us-east-1 only."""
 
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan in samples/s; 0 for none."""
@@ -220,7 +229,7 @@ class PlannedParameters(ModelParameters):
         return Caps(**self.values_for(Caps))
 
 
-class TrainParameters(PlannedParameters, TrainedParameters):
+class TrainParameters(_PlannedParameters, TrainedParameters):
     """Parameters of train-ctr, which trains a click model on machines that a proven plan chose."""
 
     scheduler: Annotated[str, OneOf("scheduler", SCHEDULERS)] = "reinforce"
@@ -230,7 +239,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     """Plans that each search method may rate."""
 
     max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
-    """Of all proofs together, of zones, floors and markets; those that take longer end with a gap; empty for 60."""
+    """Time of all proofs together, of zones, floors and markets; longer ones end with a gap; empty for 60."""
 
     markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
         [str(Market.ON_DEMAND)], min_length=1
@@ -262,7 +271,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
     and new values, distributions): tell, or stop before anything is launched."""
 
     baseline: bool = True
-    """Fit a logistic regression on a sample of the rows, behind the training, and show the model beside it; a first
+    """Fit a logistic regression on a sample of the rows, after the training, and show the model beside it; a first
     champion must not be proven worse."""
 
     min_auc_gain: Number = GATES.min_auc_gain
@@ -305,7 +314,7 @@ class TrainParameters(PlannedParameters, TrainedParameters):
         return night_name(self.day, run_id, model=self.sized_model, scheduler=self.scheduler)
 
 
-class ProfileParameters(PlannedParameters):
+class ProfileParameters(_PlannedParameters):
     """Parameters of profile-devices, which measures a model on a rented machine of each device type."""
 
     def check(self) -> None:
@@ -351,7 +360,7 @@ class CompareParameters(FlowParameters):
     """Search methods; empty for all."""
 
     reward: Annotated[str, OneOf("reward", ("cost-model", "measured"))] = "cost-model"
-    """What the methods are told of a plan: its cost by the cost model, or the step of the trainer on this machine."""
+    """What the methods learn of a plan: its cost by the cost model, or the step of the trainer on this machine."""
 
     budget_measurements: Count = 12
     """With measured rewards, plans that each method may run with each seed; each takes some seconds, once."""
@@ -385,10 +394,10 @@ class PriceParameters(FlowParameters):
     """Parameters of refresh-prices, which fetches the prices and sizes of all device types."""
 
     provider: str = "aws"
-    """Whose prices."""
+    """Provider of the prices."""
 
     regions: list[str] = Field([REGION], min_length=1)
-    """Its regions."""
+    """Regions of the provider."""
 
     def check(self) -> None:
         """Check that the provider's prices can be asked for, and that it has the regions."""

@@ -79,13 +79,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         kind=KIND_PROFILING,
     )
 
-    clicks = prepare_data(
-        workspace,
-        data=asked.data,
-        schema_file=asked.schema_file,
-        prepare_sql=asked.prepare_sql,
-        night=find_night_of(asked.data, None),
-    )
+    clicks = prepare_data(workspace, **asked.source, night=find_night_of(asked.data, None))
     log_step("data", clicks.summary)
     dataset = clicks.open()
     job = planned_job(

@@ -1,4 +1,4 @@
-"""Ends what dead runs left behind: machines whose lease is over, and records that still say running.
+"""Ends the remains of dead runs: machines whose lease is over, and records that still say running.
 
 The third of the four layers of teardown. It runs every five minutes beside the serving process, and may
 run at any time by hand (`python -m flows.sweep_orphans`); a second sweep finds nothing left to do.

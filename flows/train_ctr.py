@@ -93,14 +93,14 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
     max_wait_s = asked.max_wait_minutes * 60
     with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id), max_wait_s=max_wait_s):
         if night is not None and not asked.again:
-            source = source_name(asked.data, asked.schema_file, asked.prepare_sql)
+            source = source_name(**asked.source)
             earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)
             if earlier is not None:
                 name_flow_run(asked.name_of(run_id))
                 note_skipped(workspace, earlier, at=started_at)
-                told = f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}"
-                log_step("skipped", f"{told}; again=True trains once more")
-                return Completed(name="Skipped", message=told, data=earlier)
+                message = f"run {earlier} has trained {asked.sized_model} on {night.day} of {asked.data}"
+                log_step("skipped", f"{message}; again=True trains once more")
+                return Completed(name="Skipped", message=message, data=earlier)
         with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
             run = begin()
             plan = plan_night(run)

@@ -50,7 +50,7 @@ class Run:
 
     record: PastRun
     report: str
-    """All that is told of it, as `heterps explain` prints it."""
+    """The whole report, as `heterps explain` prints it."""
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<12}{value}" for name, value in self._facts())
@@ -102,7 +102,7 @@ def plan(
 
 
 def train(**parameters: Any) -> Run:
-    """Run what `heterps train` runs, here and now, and return the run; its steps are told on standard output.
+    """Run what `heterps train` runs, here and now, print its steps, and return the run.
 
     Args:
         parameters: By the names of `heterps train --help` with underscores, such as data="clicks", plan_only=True.

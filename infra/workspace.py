@@ -252,7 +252,7 @@ class Workspace:
     def running_services(self) -> ServiceAddresses | None:
         """Return the addresses of services that answer now, else None.
 
-        The file alone proves nothing, as a supervisor that was killed leaves it behind.
+        The file alone proves nothing, as it stays when the supervisor is killed.
         """
         addresses = self.recorded_services()
         if addresses and answers(f"{addresses.prefect_api_url}/health", timeout_s=SERVICE_TIMEOUT_S):
@@ -350,7 +350,7 @@ def location_in_store(run_id: str) -> str:
         ConfigurationError: No store is named that other machines reach; or its URI holds credentials.
     """
     check_store_location(os.environ.get(RUN_STORE_VARIABLE, ""))
-    # What stands behind a question mark are options of the store, such as its region.
+    # Options of the store, such as its region, follow a question mark.
     store, mark, options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")
     if "://" not in store:
         raise ConfigurationError(

@@ -36,7 +36,7 @@ MOST_OPEN_RUNS = 1_000
 LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
 
 
-class SomethingMissingError(HeterpsError):
+class _SomethingMissingError(HeterpsError):
     """The line cannot run on this machine as it is."""
 
     exit_status = 1
@@ -55,14 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print what was found."""
-    checks = list(all_checks(Workspace.locate(), provider=options.provider, region=options.region))
+    checks = list(_all_checks(Workspace.locate(), provider=options.provider, region=options.region))
     print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
     missing = [check.what for check in checks if check.state is CheckState.MISSING]
     if missing:
-        raise SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say how to fix them")
+        raise _SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say how to fix them")
 
 
-def all_checks(workspace: Workspace, *, provider: str, region: str | None) -> Iterator[Check]:
+def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> Iterator[Check]:
     """Yield every check that applies."""
     yield from machine_checks(workspace)
     yield from package_checks(LOCK_FILE)

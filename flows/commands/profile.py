@@ -85,11 +85,11 @@ def run(options: argparse.Namespace) -> None:
         on_gpu = measure_in_fresh_process(replace(request, device="cuda"))
         profiles = {**profiles, on_gpu.device_type: on_gpu}
     if options.output is not None:
-        write_profiles(options.output, list(profiles.values()))
-    print("\n\n".join(profile_table(profile) for profile in profiles.values()))
+        _write_profiles(options.output, list(profiles.values()))
+    print("\n\n".join(_profile_table(profile) for profile in profiles.values()))
 
 
-def profile_table(profile: LayerProfile) -> str:
+def _profile_table(profile: LayerProfile) -> str:
     """Return a profile as text for people: a row per layer, then what follows from them."""
     times = dict.fromkeys(("forward ms", "backward ms", "update ms", "spread ms"), ".3f")
     rows = [
@@ -120,7 +120,7 @@ def profile_table(profile: LayerProfile) -> str:
     return "\n".join(lines)
 
 
-def write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
+def _write_profiles(path: Path, profiles: Sequence[LayerProfile]) -> None:
     """Write profiles as one JSON file, by device type.
 
     Raises:

@@ -11,8 +11,8 @@ from infra.workspace import Workspace
 HELP = """\
 Let a run write a checkpoint and stop, then see that its machines are gone.
 
-The workers agree within two seconds on the step behind which they stop. Where they have not ended after --wait
-seconds (a hang, a lost flow), the machines are ended as they are; what the newest complete checkpoint holds is kept.
+The workers agree within two seconds on the step after which they stop. If they have not ended after --wait
+seconds (a hang, a lost flow), the machines are terminated; the newest complete checkpoint is kept.
 The run ends as stopped, its model is not judged, its day is not done; it can go on later with resume_run_id=RUN.
 
 examples:

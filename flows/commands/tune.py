@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from flows.command_line import add_options
-from flows.parameter_model import FlowParameters
-from flows.parameters import LARGEST_SEED, BatchSize, Count, Day, Usd, of_unit
+from flows.parameters import LARGEST_SEED, BatchSize, Count, Day, SourceParameters, Usd, of_unit
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
 from heterps_core.units import SECONDS_PER_HOUR, ratio
@@ -34,21 +33,11 @@ PRICED_AS = "cpu-c7i"
 """Device type whose price on demand turns USD into time: a trial takes one of its cores, as it takes one here."""
 
 
-class TuneParameters(FlowParameters):
+class _TuneParameters(SourceParameters):
     """Parameters of a search."""
 
-    data: str | None = None
-    """As for heterps train: file, folder or pattern of clicks in time order; empty for a synthetic stream."""
-
-    schema_file: str | None = None
-    """TOML or JSON file that names label, numeric and categorical columns, as heterps init writes it; empty for the
-    Criteo format."""
-
-    prepare_sql: str | None = None
-    """File with a SQL query that makes the rows."""
-
     day: Day | None = None
-    """Of data that is cut into days: the one to train on; empty for the latest whose next day is there too."""
+    """Day to train on, for data that is cut into days; empty for the latest whose next day is there too."""
 
     models: list[str] = Field(["ctrdnn"], min_length=1)
     """Names of models, or your own as package.module:function; the first one's defaults are the comparison."""
@@ -60,16 +49,16 @@ class TuneParameters(FlowParameters):
     """Most passes of a trial over its rows."""
 
     minutes: Annotated[float, of_unit("minutes", gt=0)] | None = None
-    """That the search may take."""
+    """Longest time of the search."""
 
     usd: Usd | None = None
-    """That the search would cost on a core of cpu-c7i at list prices; the less of it and minutes counts."""
+    """Highest cost of the search on a core of cpu-c7i at list prices; the tighter of usd and minutes counts."""
 
     trials: Count | None = None
     """Most trials; empty for as many as the budget lasts."""
 
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
-    """Of the search and of each training."""
+    """Seed of the search and of each training."""
 
     output: str
     """JSON file to write."""
@@ -85,10 +74,8 @@ class TuneParameters(FlowParameters):
             raise ConfigurationError(f"output must be a file in a folder that is there, got {self.output}")
         for model in self.models:
             check_model_name(model)
-        check_source(self.data, schema_file=self.schema_file, prepare_sql=self.prepare_sql, day=self.day)
-        check_source_columns(
-            self.data, schema_file=self.schema_file, prepare_sql=self.prepare_sql, day=self.day
-        )
+        check_source(**self.source, day=self.day)
+        check_source_columns(**self.source, day=self.day)
 
     @property
     def seconds(self) -> float:
@@ -105,13 +92,13 @@ class TuneParameters(FlowParameters):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    add_options(parser, TuneParameters)
+    add_options(parser, _TuneParameters)
 
 
 def run(options: argparse.Namespace) -> None:
     """Search, print the trials and write the parameter file."""
     given: dict[str, Any] = {name: value for name, value in vars(options).items() if name != "run"}
-    asked = TuneParameters.of(given)
+    asked = _TuneParameters.of(given)
     asked.check()
     from heterps_core.training.job import default_batch_size
     from heterps_core.training.tuning.search import Trial, tune
@@ -119,13 +106,7 @@ def run(options: argparse.Namespace) -> None:
     from tasks.records.tuning_record import record_tuning
 
     workspace = Workspace.locate().create()
-    clicks = prepare_data.fn(
-        workspace,
-        data=asked.data,
-        schema_file=asked.schema_file,
-        prepare_sql=asked.prepare_sql,
-        night=find_night_of(asked.data, asked.day),
-    )
+    clicks = prepare_data.fn(workspace, **asked.source, night=find_night_of(asked.data, asked.day))
     print(f"data         {clicks.summary}")
     dataset = clicks.open()
     batch_size = asked.batch_size or default_batch_size(dataset.num_train_rows)
@@ -147,9 +128,7 @@ def run(options: argparse.Namespace) -> None:
     best = tuning.best
     found = {"model": best.model, "batch_size": batch_size, **best.parameters}
     write_json(Path(asked.output), found)
-    record_tuning(
-        workspace, tuning, found, data=source_name(asked.data, asked.schema_file, asked.prepare_sql)
-    )
+    record_tuning(workspace, tuning, found, data=source_name(**asked.source))
     print("\n".join(tuning.table().lines()))
     assert best.quality is not None
     default = tuning.default.quality

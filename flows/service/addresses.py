@@ -15,7 +15,7 @@ from infra.workspace import LOOPBACK, ServiceAddresses, Workspace
 MAX_PORT = 65535
 
 
-class Port(NamedTuple):
+class _Port(NamedTuple):
     """A TCP port that a service needs."""
 
     purpose: str
@@ -79,8 +79,8 @@ def kept_port(number: int) -> socket.socket:
     return keeper
 
 
-PREFECT_PORT = Port("the Prefect server", "HETERPS_PREFECT_PORT", 4200)
-MLFLOW_PORT = Port("the MLflow UI", "HETERPS_MLFLOW_PORT", 5000)
+PREFECT_PORT = _Port("the Prefect server", "HETERPS_PREFECT_PORT", 4200)
+MLFLOW_PORT = _Port("the MLflow UI", "HETERPS_MLFLOW_PORT", 5000)
 
 
 def choose_addresses(workspace: Workspace) -> ServiceAddresses:

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        checked_nightly_parameters()
+        _checked_nightly_parameters()
         if api_url := PREFECT_API_URL.value():
             wait_for_server(api_url)
         install_crash_automations()
@@ -74,7 +74,7 @@ def deployments() -> tuple[RunnerDeployment, ...]:
     """Return the nightly training, the sweeper, and what runs on request only, each named as its flow."""
     nightly = Cron(NIGHTLY_CRON, timezone=nightly_timezone())
     return (
-        deployment(train_ctr, schedule=nightly, parameters=checked_nightly_parameters()),
+        deployment(train_ctr, schedule=nightly, parameters=_checked_nightly_parameters()),
         deployment(sweep_orphans, schedule=Interval(SWEEP_INTERVAL_S), concurrency_limit=ONE_AT_A_TIME),
         *(deployment(each) for each in (compare_schedulers, refresh_prices, profile_devices, backfill_ctr)),
     )
@@ -87,7 +87,7 @@ def deployment(flow: Flow[..., Any], **settings: Any) -> RunnerDeployment:
     return made
 
 
-def checked_nightly_parameters() -> dict[str, Any]:
+def _checked_nightly_parameters() -> dict[str, Any]:
     """Return the parameters of the nightly training that the environment sets.
 
     The data is looked for by each night and not here, as a folder may come later than the service. A model of one's

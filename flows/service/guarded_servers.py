@@ -19,14 +19,14 @@ NOT_STARTED = 3
 """Exit status, as uvicorn's own."""
 
 
-def prefect_app() -> App:
+def _prefect_app() -> App:
     """Return Prefect's server; it asks for its password by itself, as its pages have a form for it."""
     from prefect.server.api.server import create_app
 
     return LoopbackGuard(create_app(final=True))
 
 
-def mlflow_app(workspace: Workspace) -> App:
+def _mlflow_app(workspace: Workspace) -> App:
     """Return MLflow's server of the workspace's store, which a browser asks for its password."""
     from tasks.records.mlflow_store import server_app
 
@@ -36,7 +36,7 @@ def mlflow_app(workspace: Workspace) -> App:
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     name, port = sys.argv[1:]
-    app = prefect_app() if name == "prefect" else mlflow_app(Workspace.locate())
+    app = _prefect_app() if name == "prefect" else _mlflow_app(Workspace.locate())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     # Beside the socket by which who started this keeps the port.
     with socket.create_server((LOOPBACK, int(port)), reuse_port=True) as listener:

@@ -88,7 +88,7 @@ def _settings(document: Mapping[str, Any]) -> dict[str, Any]:
 def _set_by_person(found: Mapping[str, Any], note: Mapping[str, Any] | None) -> list[str]:
     """Return the settings that a person has set, at any time since the deployment was made."""
     if note is None:
-        # Of an earlier version of this project, which wrote nothing down: what was stopped must stay so.
+        # An earlier version wrote no notes: pauses and schedules that a person stopped must stay so.
         of_code = all(each["active"] and each["cron"] in (None, NIGHTLY_CRON) for each in found["schedules"])
         return [*(["paused"] if found["paused"] else []), *([] if of_code else ["schedules"])]
     states = [note[state] for state in ("held", "sent") if note[state]]

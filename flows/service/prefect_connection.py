@@ -1,7 +1,7 @@
 """Which Prefect server this project talks to, as environment variables, and questions to it over plain HTTP.
 
 One place decides, so that `make train-ctr`, the serving process, the sweeper and a bare `prefect`
-command in a shell meet the same server. Prefect itself is loaded only where it must be told.
+command in a shell meet the same server. Prefect itself is loaded only where its settings must change.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     if os.environ.get(FLOW_RUN_VARIABLE) and (api_url := os.environ.get("PREFECT_API_URL")):
         wait_for_server(api_url)
         return None
-    if not is_prefect_command(sys.argv, sys.orig_argv):
+    if not _is_prefect_command(sys.argv, sys.orig_argv):
         return None
-    typed, sys.argv[1:] = sys.argv[1:], with_full_deployment_name(sys.argv[1:])
+    typed, sys.argv[1:] = sys.argv[1:], _with_full_deployment_name(sys.argv[1:])
     try:
         server = chosen_server(Workspace.locate())
     except ConfigurationError as error:
@@ -57,7 +57,7 @@ def setup_environment(*, ctx: HookContext) -> SetupResult | None:
     return SetupResult(env=server.client_environment())
 
 
-def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> bool:
+def _is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> bool:
     """Tell whether this process is the `prefect` console script or `python -m prefect`.
 
     Args:
@@ -69,13 +69,13 @@ def is_prefect_command(argv: Sequence[str], original_argv: Sequence[str]) -> boo
     return program.stem == "prefect" or program.parts[-2:] == ("prefect", "__main__.py")
 
 
-def with_full_deployment_name(arguments: Sequence[str]) -> list[str]:
+def _with_full_deployment_name(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with the bare name `x` of a deployment of ours written as `x/x`.
 
     Only for `deployment run` and `deployment inspect`; everything else is returned as it is.
 
     Example:
-        >>> with_full_deployment_name(["deployment", "run", "train-ctr", "--watch"])
+        >>> _with_full_deployment_name(["deployment", "run", "train-ctr", "--watch"])
         ['deployment', 'run', 'train-ctr/train-ctr', '--watch']
     """
     completed = list(arguments)

@@ -1,4 +1,4 @@
-"""What a killed service or flow run leaves behind, and who ends it: a serving process when it begins, or a hook.
+"""Cleans up after a killed service or flow run: in a serving process when it begins, or in a hook.
 
 Prefect's server keeps runs as they were: pending where their process never started, running where it was killed, and
 all nights that fell due meanwhile.

@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> None:
     workspace = Workspace.locate()
     addresses = choose_addresses(workspace)
     with _only_server(workspace.create()), ExitStack() as kept:
-        services = services_to_run(workspace, addresses)
+        services = _services_to_run(workspace, addresses)
         if end_leftovers(services, environment={HOME_VARIABLE: str(workspace.root)}):
             _say("ended the services that an earlier process, which was killed, had left")
         kept.enter_context(PREFECT_PORT.keep())
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
         _serve(workspace, addresses, services)
 
 
-def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[Service, ...]:
+def _services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[Service, ...]:
     """Return Prefect's server, the MLflow UI where runs are recorded here, and the serving process."""
     python = [sys.executable, "-m"]
     started = datetime.now(UTC)
@@ -105,7 +105,7 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     serving_process = Service(
         name="serving process",
         command=[*python, "flows.service.deployments"],
-        is_ready=lambda: is_serving(own_server(workspace, addresses), since=started),
+        is_ready=lambda: _is_serving(own_server(workspace, addresses), since=started),
         log_path=workspace.logs_directory / "serving.log",
         stop_timeout_s=30.0,  # a run in mid-training tears its machines down first
     )
@@ -113,11 +113,11 @@ def services_to_run(workspace: Workspace, addresses: ServiceAddresses) -> tuple[
     return (server, *([mlflow_ui] if workspace.has_own_tracking else []), serving_process)
 
 
-def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> dict[str, str]:
+def _service_environment(workspace: Workspace, addresses: ServiceAddresses) -> dict[str, str]:
     """Return the environment of all services, and of the flow runs that they start."""
     server = own_server(workspace, addresses)
     return {
-        # Of the page's own origin, by whichever name and port of loopback a browser or a tunnel reaches it.
+        # On the page's own origin, by whichever name and port of loopback a browser or a tunnel reaches it.
         "PREFECT_UI_API_URL": "/api",
         **os.environ,
         **project_environment(workspace),
@@ -132,14 +132,14 @@ def service_environment(workspace: Workspace, addresses: ServiceAddresses) -> di
     }
 
 
-def is_serving(server: PrefectServer, *, since: datetime) -> bool:
+def _is_serving(server: PrefectServer, *, since: datetime) -> bool:
     """Tell whether a process has asked Prefect for runs of `train-ctr` after `since`."""
     document = server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}") or {}
     polled = document.get("last_polled")
     return polled is not None and datetime.fromisoformat(polled) >= since
 
 
-def welcome(workspace: Workspace, addresses: ServiceAddresses, *, is_first: bool) -> str:
+def _welcome(workspace: Workspace, addresses: ServiceAddresses, *, is_first: bool) -> str:
     """Return the table of addresses and what to do with them; the password is in the first one alone."""
     place = SERVER_PASSWORD if os.environ.get(SERVER_PASSWORD) else f"in {workspace.password_path}"
     sign_in = own_password(workspace) if is_first else f"as before; user:password is {place}"
@@ -187,7 +187,7 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
     """
     is_first = not os.environ.get(SERVER_PASSWORD) and not workspace.password_path.exists()
     enable_plugins(profiles_path())
-    supervisor = Supervisor(environment=service_environment(workspace, addresses), report=_say)
+    supervisor = Supervisor(environment=_service_environment(workspace, addresses), report=_say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup SIGHUP is ignored, and stays so.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -199,7 +199,7 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
         # Side by side: the serving process loads for seconds and then waits for the server.
         supervisor.start(*services)
         if not supervisor.stop_requested.is_set():
-            table = welcome(workspace, addresses, is_first=is_first)
+            table = _welcome(workspace, addresses, is_first=is_first)
             _say(f"up after {time.monotonic() - started_s:.1f} s\n\n{table}\n")
             supervisor.watch()
         _say("stopping ...")

@@ -1,4 +1,4 @@
-"""Keeps a few long-running processes up, and ends them all without leaving one behind.
+"""Keeps a few long-running processes up, and ends all of them.
 
 It knows nothing of what it runs. Linux only, for `prctl`.
 """
@@ -62,7 +62,7 @@ class Service:
 
     def error(self, what: str) -> ServiceError:
         """Return an error that says what is wrong, with the last lines of the log."""
-        said = "\n".join(f"    {line}" for line in last_lines(self.log_path)) or "    (nothing was written)"
+        said = "\n".join(f"    {line}" for line in _last_lines(self.log_path)) or "    (nothing was written)"
         return ServiceError(f"{self.name} {what}; its last lines in {self.log_path}:\n{said}")
 
 
@@ -112,7 +112,7 @@ class Supervisor:
         self.stop_requested.set()
         for service in reversed(self._services):
             for process in service.processes:
-                end_session(process.pid, patience_s=service.stop_timeout_s)
+                _end_session(process.pid, patience_s=service.stop_timeout_s)
                 process.wait()
         self._services = ()
 
@@ -151,7 +151,7 @@ class Supervisor:
         """Start a service again that was up, or died while it was started again; wait longer after every death."""
         if not service.is_up and status == ConfigurationError.exit_status:
             # It has said why, and will not come back by itself.
-            said = "".join(last_lines(service.log_path)[-1:]).strip().removeprefix("error: ")
+            said = "".join(_last_lines(service.log_path)[-1:]).strip().removeprefix("error: ")
             raise ConfigurationError(f"{service.name} must have settings that can be used: {said}")
         if not service.is_up and not service.deaths_s:
             raise service.error(f"must stay up, but ended with status {status} while starting")
@@ -171,7 +171,7 @@ class Supervisor:
 def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]) -> int:
     """End what a supervisor that was killed has left of these services, in reverse order; return how many sessions.
 
-    By the variables of `environment` processes of this workspace are told from those of another.
+    The variables of `environment` distinguish processes of this workspace from those of another.
     """
     num_ended = 0
     for service in reversed(services):
@@ -183,16 +183,16 @@ def end_leftovers(services: Sequence[Service], *, environment: Mapping[str, str]
                 if wanted.items() <= process.environ().items():
                     sessions[os.getsid(process.pid)] = None
         for leader in sessions:
-            end_session(leader, patience_s=service.stop_timeout_s)
+            _end_session(leader, patience_s=service.stop_timeout_s)
         num_ended += len(sessions)
     return num_ended
 
 
-def end_session(leader: int, *, patience_s: float) -> None:
+def _end_session(leader: int, *, patience_s: float) -> None:
     """End the processes of a session, and its leader when nothing else is left of it.
 
-    In this order, as a serving process that is told to end kills its flow runs at once (asyncio does, when its loop
-    closes), and they could neither end their machines nor tell the server.
+    In this order, as a serving process that is asked to end kills its flow runs at once (asyncio does, when its loop
+    closes), and they could neither terminate their machines nor report to the server.
 
     The leader may have ended. After `patience_s` all are killed: a run in mid-training ends its machines first.
     """
@@ -227,6 +227,6 @@ def _end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def last_lines(path: Path) -> list[str]:
+def _last_lines(path: Path) -> list[str]:
     """Return the end of a log; nothing where there is none."""
     return path.read_text(errors="replace").splitlines()[-SHOWN_LINES:] if path.exists() else []

@@ -199,6 +199,9 @@ def test_a_training_with_a_wrong_parameter_leaves_nothing(wrong, message, home, 
 
 def test_a_refusal_passes_through_prefect(prefect_server, home, inputs):
     assert "epochs must be" in refused(partial(train_ctr), {"epochs": 0}, home, inputs)
+    of_days = {"first_day": "2026-11-01", "last_day": "2026-11-01", "data": "FILE:days"}
+    wrong = of_days | {"settings": {"model": f"{MODELS}bild"}}
+    assert "cannot be imported" in refused(partial(backfill_ctr), wrong, home, inputs)
 
 
 def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
@@ -230,7 +233,6 @@ OTHERS = [
     (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
     (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs of train-ctr in settings must be a whole number"),
     (backfill_ctr, {"settings": {"region": "mars"}}, "'mars' is not a known region"),
-    (backfill_ctr, {"settings": {"model": f"{MODELS}bild"}}, "cannot be imported"),
     (
         backfill_ctr,
         {"settings": {"min_auc_gain": NAN}},

@@ -9,8 +9,8 @@ from heterps_core.errors import DataError
 HELP = """\
 Read the first rows of a day by its schema and say what is unusual: columns with one value, a column that alone tells
 the label, rows in the order of no column of times; beside the day before also the share of clicks, missing values,
-values that are new, and columns that are distributed otherwise. Of a folder of days the latest is checked beside the
-one before it.
+values that are new, and columns that are distributed otherwise. A folder of days has its latest day checked beside
+the day before.
 
 examples:
   heterps check-data clicks/

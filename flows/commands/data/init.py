@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigurationError(
             f"the file to write must not be there yet, but {options.output} is; name another by --output"
         )
-    # Of a bucket with years of days only one is listed.
+    # One day is listed, also in a bucket with years of days.
     days = partitions_of(options.data)
     of_latest = files_of_day(days[max(days)]) if days else ()
     files = of_latest or list_source_files(options.data)

@@ -62,8 +62,8 @@ def run(options: argparse.Namespace) -> None:
         num_rows = predict_files(predictor, files, options.output, kept=kept)
     except DataError as error:
         model = f"version {version.version} ({version.model})"
-        told = f"{error.problem}; it is read as the rows of {model}, and --version names another"
-        raise DataError(error.path, told, line=error.line) from error
+        problem = f"{error.problem}; it is read as the rows of {model}, and --version names another"
+        raise DataError(error.path, problem, line=error.line) from error
     seconds = time.perf_counter() - started_s
     print(
         f"{num_rows:,} rows in {seconds:.1f} s ({num_rows / seconds:,.0f} rows/s) by version {version.version} "

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.commands.profile import add_arguments, profile_table, run, write_profiles
+from flows.commands.profile import _profile_table, _write_profiles, add_arguments, run
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from tests.heterps_core.profiling.builders import make_profile
 
@@ -17,7 +17,7 @@ def parse(*arguments):
 
 
 def test_the_table_shows_times_and_what_follows_from_them():
-    lines = profile_table(make_profile()).splitlines()
+    lines = _profile_table(make_profile()).splitlines()
 
     assert lines[0] == "small on one unit of local-cpu, 100 samples: a machine, 2 cores"
     assert lines[4].split() == [
@@ -40,7 +40,7 @@ def test_an_unknown_device_type_is_answered_with_the_known_ones_before_anything_
 
 
 def test_profiles_are_written_by_device_type(tmp_path):
-    write_profiles(tmp_path / "profiles.json", [make_profile(), make_profile(device_type="gpu-t4")])
+    _write_profiles(tmp_path / "profiles.json", [make_profile(), make_profile(device_type="gpu-t4")])
 
     document = json.loads((tmp_path / "profiles.json").read_text())
 
@@ -50,7 +50,7 @@ def test_profiles_are_written_by_device_type(tmp_path):
 
 def test_says_where_it_could_not_write(tmp_path):
     with pytest.raises(ConfigurationError, match=r"cannot write .*No such file or directory"):
-        write_profiles(Path(tmp_path) / "missing" / "profiles.json", [make_profile()])
+        _write_profiles(Path(tmp_path) / "missing" / "profiles.json", [make_profile()])
 
 
 def test_a_gpu_that_is_not_there_is_missed_before_anything_is_measured(monkeypatch):

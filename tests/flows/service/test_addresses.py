@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from flows.service.addresses import Port, kept_port
+from flows.service.addresses import _Port, kept_port
 from heterps_core.errors import ConfigurationError
 
 
@@ -13,7 +13,7 @@ def test_a_free_port_passes_and_a_taken_one_names_its_owner():
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         number = listener.getsockname()[1]
-        port = Port("a test", "PORT_X", number)
+        port = _Port("a test", "PORT_X", number)
         with pytest.raises(
             ConfigurationError, match=rf"port {number}.*by process {os.getpid()}.*PORT_X=<port>"
         ):
@@ -52,4 +52,4 @@ def test_a_kept_port_is_taken_by_servers_of_this_user_alone(address):
         assert "Address already in use" in taken_by(65_534)
         assert taken_by(os.geteuid()) == ""
         with pytest.raises(ConfigurationError, match="is taken"):
-            Port("a test", "PORT_X", number).keep()
+            _Port("a test", "PORT_X", number).keep()

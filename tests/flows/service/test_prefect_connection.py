@@ -43,7 +43,7 @@ class Answer(BaseHTTPRequestHandler):
     """A server of something else, or one that is guarded."""
 
     status = 200
-    body = b"<html>welcome</html>"
+    body = b"<html>_welcome</html>"
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
@@ -68,7 +68,7 @@ def answering_url():
 @pytest.mark.parametrize(
     ("status", "body", "told"),
     [
-        (200, b"<html>welcome</html>", "does not .*; start it, or unset PREFECT_API_URL"),
+        (200, b"<html>_welcome</html>", "does not .*; start it, or unset PREFECT_API_URL"),
         (200, b"[]", r"does not \(its answer is none of Prefect's\)"),
         (404, b"{}", r"does not \(status 404\)"),
         (500, b"", r"does not \(status 500\)"),

@@ -6,9 +6,9 @@ from prefect.plugins import HookContext
 
 from flows.service.prefect_plugin import (
     FLOW_RUN_VARIABLE,
-    is_prefect_command,
+    _is_prefect_command,
+    _with_full_deployment_name,
     setup_environment,
-    with_full_deployment_name,
 )
 from infra.workspace import ServiceAddresses, Workspace
 
@@ -27,7 +27,7 @@ from infra.workspace import ServiceAddresses, Workspace
     ],
 )
 def test_completes_a_bare_deployment_name(typed, meant):
-    assert with_full_deployment_name(typed.split()) == meant.split()
+    assert _with_full_deployment_name(typed.split()) == meant.split()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_completes_a_bare_deployment_name(typed, meant):
     ],
 )
 def test_leaves_every_other_command_alone(typed):
-    assert with_full_deployment_name(typed.split()) == typed.split()
+    assert _with_full_deployment_name(typed.split()) == typed.split()
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_leaves_every_other_command_alone(typed):
     ],
 )
 def test_acts_only_inside_the_prefect_command(argv, original, expected):
-    assert is_prefect_command(argv, original) is expected
+    assert _is_prefect_command(argv, original) is expected
 
 
 def test_a_deployment_of_a_workspace_that_nobody_serves_is_refused_in_one_line(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from flows.cli import main
 from flows.service.addresses import choose_addresses
 from flows.service.prefect_connection import own_password
-from flows.service.serve import LOCK_FILE, service_environment, services_to_run, welcome
+from flows.service.serve import LOCK_FILE, _service_environment, _services_to_run, _welcome
 from heterps_core.errors import ConfigurationError
 from infra.workspace import ServiceAddresses, Workspace
 
@@ -106,13 +106,13 @@ def test_a_workspace_that_is_served_is_refused_with_who_serves_it(tmp_path, monk
 
 def test_a_teams_mlflow_is_not_started_a_second_time(tmp_path, monkeypatch):
     workspace = Workspace(root=tmp_path)
-    own = [service.name for service in services_to_run(workspace, choose_addresses(workspace))]
+    own = [service.name for service in _services_to_run(workspace, choose_addresses(workspace))]
     monkeypatch.setenv("HETERPS_TRACKING_URI", "http://mlflow.example:5000/")
 
     addresses = choose_addresses(workspace)
 
     assert addresses.mlflow_url == "http://mlflow.example:5000"
-    assert [service.name for service in services_to_run(workspace, addresses)] == [
+    assert [service.name for service in _services_to_run(workspace, addresses)] == [
         "Prefect server",
         "serving process",
     ]
@@ -131,7 +131,7 @@ def test_a_password_reaches_the_server_and_those_who_ask_it(tmp_path, monkeypatc
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:secret")
     workspace = Workspace(root=tmp_path)
 
-    environment = service_environment(workspace, choose_addresses(workspace))
+    environment = _service_environment(workspace, choose_addresses(workspace))
 
     assert environment["PREFECT_API_AUTH_STRING"] == environment["PREFECT_SERVER_API_AUTH_STRING"]
 
@@ -148,7 +148,7 @@ def test_the_pages_of_prefect_ask_the_server_by_the_name_that_the_browser_has(tm
     monkeypatch.delenv("PREFECT_UI_API_URL", raising=False)
     workspace = Workspace(root=tmp_path)
 
-    environment = service_environment(workspace, choose_addresses(workspace))
+    environment = _service_environment(workspace, choose_addresses(workspace))
 
     # An absolute one would be foreign to a page at http://localhost:4200 or at the other end of a tunnel.
     assert environment["PREFECT_UI_API_URL"] == "/api"
@@ -160,7 +160,7 @@ def test_a_password_of_the_environment_is_neither_printed_nor_said_to_be_in_the_
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "team:secret")
     workspace = Workspace(root=tmp_path)
 
-    table = welcome(workspace, choose_addresses(workspace), is_first=False)
+    table = _welcome(workspace, choose_addresses(workspace), is_first=False)
 
     assert "team:secret" not in table
     assert str(workspace.password_path) not in table

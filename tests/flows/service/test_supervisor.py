@@ -13,8 +13,8 @@ from flows.service.supervisor import (
     Service,
     ServiceError,
     Supervisor,
+    _last_lines,
     end_leftovers,
-    last_lines,
 )
 from heterps_core.errors import ConfigurationError
 from tests.waiting import wait_for
@@ -299,4 +299,4 @@ def test_what_keeps_dying_is_given_up(tmp_path, supervisor, monkeypatch):
 
 
 def test_last_lines_of_a_log_that_is_not_there(tmp_path):
-    assert last_lines(tmp_path / "none.log") == []
+    assert _last_lines(tmp_path / "none.log") == []

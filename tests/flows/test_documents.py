@@ -1,0 +1,144 @@
+"""The commands and programs of README, TUTORIAL and OPERATING: all are parsed, and most run after a real night."""
+
+import gzip
+import re
+import shutil
+from importlib.util import find_spec
+
+import pandas as pd
+import pytest
+
+from flows import parameters
+from flows.cli import COMMANDS, FLOWS, _parser, main
+from flows.command_line import parser_for
+from flows.parameters import BackfillParameters, TrainParameters
+from flows.service.schedule import BACKFILL_CTR, DEPLOYMENTS
+from heterps_core.data.features import FeatureSpec
+from heterps_core.profiling.layer_profiler import trace_model
+from heterps_core.profiling.measuring_process import ProfileRequest
+from tests.documents import commands, python_blocks
+from tests.paths import PROJECT
+
+ALL_COMMANDS = list(commands())
+BLOCKS = dict(python_blocks())
+
+RUN_AS = {
+    ("heterps", "train"): "heterps train --data clicks --scheduler exact --budget-evaluations 64",
+    ("heterps", "status", "--watch"): "heterps status",
+    ("heterps", "logs", "-f"): "heterps logs",
+}
+"""Commands that run long or without an end, and a shorter form that the story runs."""
+
+OF_OPERATING = ("doctor", "status", "logs", "runs", "explain", "cost", "stop", "tidy", "sweep", "champion")
+
+
+def parsed_flow(model, words):
+    values = vars(parser_for(model, program="x").parse_args(words))
+    values.pop("parameters", None)
+    return model.of(values)
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS, ids=str)
+def test_a_command_of_the_documents_is_understood(command):
+    program, name, *words = command.words
+    if program == "heterps" and name in FLOWS and "--help" not in words:
+        if words:
+            parsed_flow(getattr(parameters, FLOWS[name][2]), words)
+    elif program == "heterps":
+        assert name in {*COMMANDS, *FLOWS}
+        if words and name in COMMANDS:
+            _parser(asked=name).parse_args([name, *words])
+    elif program == "make":
+        targets = re.search(r"^\.PHONY: (.*)$", (PROJECT / "Makefile").read_text(), re.MULTILINE)[1].split()
+        assert name in targets
+        variables = dict(word.split("=", 1) for word in words)
+        assert variables.keys() <= {"DATA", "SCHEMA", "MODEL", "ARGS"}
+        parsed_flow(TrainParameters, variables.get("ARGS", "").split())
+    elif program == "python":
+        assert name == "-m"
+        assert find_spec(words[0])
+    elif (name, *words[:1]) == ("deployment", "run"):
+        assert words[1] in DEPLOYMENTS
+        model = BackfillParameters if words[1] == BACKFILL_CTR else TrainParameters
+        assert {each.partition("=")[0] for each in words if "=" in each} <= model.model_fields.keys()
+
+
+def test_the_documents_hold_commands_of_each_kind():
+    assert len(ALL_COMMANDS) > 80
+    assert {command.words[0] for command in ALL_COMMANDS} == {"heterps", "make", "prefect", "python"}
+
+
+@pytest.mark.parametrize("place", [place for place, source in BLOCKS.items() if "class " in source])
+def test_a_model_of_the_documents_is_traced_into_layers(place, tmp_path, monkeypatch):
+    module = f"my_models_{place.rpartition(':')[2]}"
+    (tmp_path / f"{module}.py").write_text(BLOCKS[place])
+    monkeypatch.syspath_prepend(tmp_path)
+    model = re.findall(r"^class (\w+)", BLOCKS[place], re.MULTILINE)[-1]
+    pooling = ("sum", "sequence" if "sequences" in BLOCKS[place] else "sum")
+    features = FeatureSpec(num_dense=2, slot_rows=(10, 20), slot_lengths=(1, 3), slot_poolings=pooling)
+
+    graph = trace_model(ProfileRequest(model=f"{module}:{model}", features=features, batch_size=4))
+
+    assert len(graph.layers) > 3
+
+
+def run(command):
+    """Run a command of the documents in this process, in the current folder."""
+    _, *words = RUN_AS[command].split() if command in RUN_AS else command
+    assert main(words) == 0, words
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory, prefect_server):
+    """The folder in which the commands of TUTORIAL have run in their order."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    adult = "39,Private,77516,Bachelors,13,Single,Clerk,Child,White,Male,{},0,40,Cuba,{}"
+    rows = [adult.format(number % 7 * 100, ">50K" if number % 4 == 0 else "<=50K") for number in range(400)]
+    (folder / "adult.csv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
+    shutil.copy(PROJECT / "docs" / "examples" / "night.problem.json", folder / "problem.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HETERPS_HOME", str(folder / ".heterps"))
+        for words in (command.words for command in ALL_COMMANDS if "TUTORIAL" in command.place):
+            is_train, has_days = words == ("heterps", "train"), (folder / "clicks").exists()
+            is_trained = (folder / ".heterps" / "runs").exists()
+            is_shown_alone = words[1] in ("init", "make-days", "check-data", "predict", "explain", "cost")
+            if (is_shown_alone and len(words) > 2) or (
+                words in RUN_AS and has_days and is_train != is_trained
+            ):
+                run(words)
+        yield folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_OPERATING)
+def test_the_commands_of_operating_answer_after_a_night(night, name, capsys):
+    for command in ALL_COMMANDS:
+        if "OPERATING" in command.place and command.words[:2] == ("heterps", name):
+            words = command.words if "aws" not in command.words else command.words[:2]
+            if len(words) > 2 or name in ("status", "champion", "runs", "sweep", "tidy", "logs"):
+                run(words)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_plan_of_readme_is_made_and_simulated(night):
+    for name in ("plan", "simulate"):
+        [command] = [each for each in ALL_COMMANDS if each.words[:2] == ("heterps", name)]
+        run(command.words)
+
+    assert (night / "plan.json").exists()
+
+
+@pytest.mark.slow
+def test_the_champion_predicts_as_readme_says(night):
+    [block] = [source for place, source in BLOCKS.items() if "README" in place and "load_champion" in source]
+    names = {"frame": pd.read_parquet(night / "probabilities.parquet")}
+    table = pd.read_csv(night / "clicks" / "day=2026-11-03" / "clicks.tsv.gz", sep="\t", header=None)
+    names["frame"] = table.iloc[:, 1:].set_axis(
+        [*(f"I{number}" for number in range(1, 14)), *(f"C{number}" for number in range(1, 27))], axis=1
+    )
+
+    exec(block, names)
+
+    assert len(names["probabilities"]) == len(table)
