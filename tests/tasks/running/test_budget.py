@@ -53,8 +53,8 @@ def train_like_a_worker_that_hangs(workspace, run, caps):
 
 
 def test_a_run_is_asked_to_stop_before_the_cap_and_loses_its_machines_at_it(workspace, run):
-    with pytest.raises(BudgetExceededError, match=r"of the 4 USD per run are spent: its machines were ended"):
-        train_like_a_worker_that_hangs(workspace, run, Caps(max_usd_per_run=4 * USD_PER_SECOND))
+    with pytest.raises(BudgetExceededError, match=r"of the 2 USD per run are spent: its machines were ended"):
+        train_like_a_worker_that_hangs(workspace, run, Caps(max_usd_per_run=2 * USD_PER_SECOND))
 
 
 def test_an_error_within_the_budget_is_left_as_it_is(workspace, run):
