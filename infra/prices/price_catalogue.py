@@ -11,18 +11,15 @@ import gzip
 import io
 import logging
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
-from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S, SECONDS_PER_HOUR
-
-_SNAPSHOT_FOLDER = Path(__file__).parent / "snapshots"
+from heterps_core.units import SECONDS_PER_HOUR
 
 _REFRESH_COMMAND = "prefect deployment run refresh-prices"
 
@@ -34,86 +31,6 @@ _HOURS_PER_DAY = 24
 _OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PriceFile(ABC):
-    """A CSV file of prices with a header, gzipped or not."""
-
-    path: Path
-    rule: ClassVar[str]
-    way_out: ClassVar[str] = ""
-
-    def offers(self) -> Iterator[InstanceOffer]:
-        """Yield its offers, in the file's order.
-
-        Raises:
-            ConfigurationError: The file cannot be read, or a row is not as it should be.
-        """
-        try:
-            content = self.path.read_bytes()
-            text = (gzip.decompress(content) if self.path.suffix == ".gz" else content).decode()
-        except (OSError, EOFError, UnicodeDecodeError) as problem:
-            raise ConfigurationError(f"the price file {self.path} cannot be read: {problem}") from problem
-        reader = csv.DictReader(io.StringIO(text))
-        for row in reader:
-            try:
-                offer = self._offer_of(row)
-            except (KeyError, ValueError, TypeError, ConfigurationError) as problem:
-                raise ConfigurationError(
-                    f"{self.path}, line {reader.line_num}: {self.rule}, got {type(problem).__name__}: "
-                    f"{problem}{self.way_out}"
-                ) from problem
-            if offer is not None:
-                yield offer
-
-    @abstractmethod
-    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer | None:
-        """Return the offer of a row, or None where it has none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot(PriceFile):
-    """On-demand prices of AWS with sizes, as bundled: one time and origin for all of them."""
-
-    rule: ClassVar[str] = "expected the columns and numbers of the bundled snapshot"
-    as_of: str
-    """ISO 8601 time at which the prices were true."""
-
-    source: str
-
-    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer | None:
-        if not row["ondemand_usd_per_hour"] or not row["vcpus"]:
-            return None
-        # A fraction of a card (gpu_count 0) is no unit that a replica could have for itself.
-        num_gpus = int(row["gpu_count"] or 0)
-        network_mbps = float(row["network_bandwidth_mbps"] or 0)
-        disk_mbps = float(row["ebs_bandwidth_mbps"] or 0)
-        return InstanceOffer(
-            instance_type=InstanceType(
-                name=row["instance_type"],
-                vcpus=int(row["vcpus"]),
-                memory_bytes=int(row["memory_mib"]) * BYTES_PER_MIB,
-                accelerator_name=row["gpu_name"] or row["accelerator_name"] or None,
-                accelerator_count=num_gpus or int(row["accelerator_count"] or 0),
-                accelerator_memory_bytes_each=int(row["gpu_memory_mib_each"] or 0) * BYTES_PER_MIB,
-                network_bandwidth_bytes_per_s=network_mbps * BYTES_PER_S_PER_MBIT_PER_S,
-                disk_bandwidth_bytes_per_s=disk_mbps * BYTES_PER_S_PER_MBIT_PER_S,
-            ),
-            region=row["region"],
-            zone=None,
-            market=Market.ON_DEMAND,
-            price_usd_per_hour=float(row["ondemand_usd_per_hour"]),
-            price_as_of=self.as_of,
-            price_source=self.source,
-        )
-
-
-BUNDLED_SNAPSHOT = Snapshot(
-    path=_SNAPSHOT_FOLDER / "aws_ec2_us-east-1_2026-07-20.csv.gz",
-    as_of="2026-07-20T13:44:30+00:00",
-    source="aws/karpenter-provider-aws 1d92708 (AWS price list, Linux, on-demand)",
-)
 
 
 _NAME_PATTERN = "prices_*.csv.gz"
@@ -141,26 +58,49 @@ _TYPE_COLUMNS, _OFFER_COLUMNS = _columns(InstanceType), _columns(InstanceOffer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _RefreshedPrices(PriceFile):
-    """Prices of one refresh, each row with its own time and source: older rows stay where no newer ones were had."""
+class PriceFile:
+    """A CSV file of prices with a header, gzipped or not, each row with its own time and source."""
 
-    rule: ClassVar[str] = "a row of refresh-prices must be as it was written"
-    way_out: ClassVar[str] = "; remove the file to use the one before it"
+    path: Path
 
-    def _offer_of(self, row: Mapping[str, str]) -> InstanceOffer:
-        return InstanceOffer(
-            instance_type=InstanceType(**{name: read(row[name]) for name, read in _TYPE_COLUMNS.items()}),
-            **{name: read(row[name]) for name, read in _OFFER_COLUMNS.items()},
-        )
+    def offers(self) -> Iterator[InstanceOffer]:
+        """Yield its offers, in the file's order.
+
+        Raises:
+            ConfigurationError: The file cannot be read, or a row is not as `refresh-prices` writes it.
+        """
+        try:
+            content = self.path.read_bytes()
+            text = (gzip.decompress(content) if self.path.suffix == ".gz" else content).decode()
+        except (OSError, EOFError, UnicodeDecodeError) as problem:
+            raise ConfigurationError(f"the price file {self.path} cannot be read: {problem}") from problem
+        reader = csv.DictReader(io.StringIO(text))
+        for row in reader:
+            try:
+                offer = InstanceOffer(
+                    instance_type=InstanceType(
+                        **{name: read(row[name]) for name, read in _TYPE_COLUMNS.items()}
+                    ),
+                    **{name: read(row[name]) for name, read in _OFFER_COLUMNS.items()},
+                )
+            except (KeyError, ValueError, TypeError, ConfigurationError) as problem:
+                raise ConfigurationError(
+                    f"{self.path}, line {reader.line_num}: a row of prices must be as refresh-prices writes it, got "
+                    f"{type(problem).__name__}: {problem}; remove the file to use the one before it"
+                ) from problem
+            yield offer
 
 
-def newest_refreshed(folder: Path) -> _RefreshedPrices | None:
+BUNDLED_SNAPSHOT = PriceFile(path=Path(__file__).parent / "snapshots" / "aws_ec2_us-east-1_2026-07-20.csv.gz")
+
+
+def newest_refreshed(folder: Path) -> PriceFile | None:
     """Return the newest file of a folder, or None where there is none."""
     paths = sorted(folder.glob(_NAME_PATTERN))
-    return _RefreshedPrices(path=paths[-1]) if paths else None
+    return PriceFile(path=paths[-1]) if paths else None
 
 
-def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> _RefreshedPrices:
+def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: datetime) -> PriceFile:
     """Write offers into a new file named by its time, and remove the oldest beyond `KEPT_FILES`.
 
     Raises:
@@ -182,7 +122,7 @@ def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: dateti
             old.unlink(missing_ok=True)
     except OSError as problem:
         raise ConfigurationError(f"prices must be written to {folder}, which failed: {problem}") from problem
-    return _RefreshedPrices(path=path)
+    return PriceFile(path=path)
 
 
 class PriceCatalogue:

@@ -9,8 +9,8 @@ import pytest
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, InstanceOffer, InstanceType, Market, family_of
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue
-from tests.infra.builders import offer_named
+from infra.prices.price_catalogue import PriceCatalogue
+from tests.infra.builders import PRICE_SOURCE, offer_named
 
 
 def instance_type(
@@ -72,7 +72,7 @@ def test_every_figure_has_a_source_and_the_name_says_the_kind(device_type):
 
 def test_memory_and_network_of_a_unit_equal_the_least_share_in_the_price_snapshot():
     """Recomputed from the raw file, for every type that it has sizes for."""
-    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+    with gzip.open(PRICE_SOURCE, "rt") as file:
         rows = [row for row in csv.DictReader(file) if row["vcpus"]]
     memory_mib, network_mbps = defaultdict(set), defaultdict(set)
     for row in rows:
@@ -102,7 +102,7 @@ def test_memory_and_network_of_a_unit_equal_the_least_share_in_the_price_snapsho
 
 def test_clock_times_width_gives_the_peak_of_a_cpu_unit():
     clock_hz = {}
-    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+    with gzip.open(PRICE_SOURCE, "rt") as file:
         for row in csv.DictReader(file):
             clock_hz[row["instance_type"]] = float(row["cpu_clock_mhz"] or 0) * 1e6
 
@@ -147,7 +147,7 @@ def test_a_type_with_a_fast_network_is_carried_only_by_sizes_that_have_it(instan
 
 def test_equal_families_have_the_clock_and_no_less_memory_and_network_in_the_price_snapshot():
     """Size by size from the raw file: what stands in for an instance must be as fast."""
-    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+    with gzip.open(PRICE_SOURCE, "rt") as file:
         rows = {row["instance_type"]: row for row in csv.DictReader(file) if row["vcpus"]}
     compared = 0
     for device in DEVICE_TYPES.values():

@@ -15,6 +15,9 @@ from infra.bootstrap.node_start import Bootstrap
 from infra.prices.price_catalogue import PriceCatalogue
 from tests.moto_server import REGION, empty_cloud
 
+PRICE_SOURCE = Path(__file__).parent / "prices" / "sources" / "aws_ec2_us-east-1_2026-07-20.csv.gz"
+"""The published figures that the bundled prices were made from."""
+
 SLEEP = ("-c", "import time; time.sleep(100)")
 """A node that does nothing for longer than any test lasts."""
 

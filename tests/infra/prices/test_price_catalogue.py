@@ -10,13 +10,12 @@ from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNa
 from heterps_core.hardware import Market
 from heterps_core.planning.provisioning.offer_choice import unit_prices
 from infra.prices.price_catalogue import (
-    BUNDLED_SNAPSHOT,
     PriceCatalogue,
-    Snapshot,
+    PriceFile,
     age_text,
     warn_of_old_prices,
 )
-from tests.infra.builders import offer, offer_named
+from tests.infra.builders import PRICE_SOURCE, offer, offer_named
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +23,20 @@ def catalogue():
     return PriceCatalogue()
 
 
-def test_has_every_row_of_the_file_that_has_a_price_and_a_size(catalogue):
-    with gzip.open(BUNDLED_SNAPSHOT.path, "rt") as file:
+def test_has_every_row_of_its_source_that_has_a_price_and_a_size(catalogue):
+    with gzip.open(PRICE_SOURCE, "rt") as file:
         rows = [r for r in csv.DictReader(file) if r["ondemand_usd_per_hour"] and r["vcpus"]]
 
     offers = catalogue.offers(region="us-east-1")
 
     assert len(rows) == 1345
     assert {offer.instance_type.name for offer in offers} == {row["instance_type"] for row in rows}
-    assert sum(offer.price_usd_per_hour for offer in offers) == pytest.approx(
-        sum(float(row["ondemand_usd_per_hour"]) for row in rows)
-    )
+    source = {row["instance_type"]: row for row in rows}
+    for found in offers:
+        row, machine = source[found.instance_type.name], found.instance_type
+        assert found.price_usd_per_hour == float(row["ondemand_usd_per_hour"])
+        assert (machine.vcpus, machine.memory_bytes) == (int(row["vcpus"]), int(row["memory_mib"]) * 2**20)
+        assert machine.network_bandwidth_bytes_per_s == float(row["network_bandwidth_mbps"] or 0) * 1e6 / 8
 
 
 def test_offer_carries_sizes_in_bytes_and_the_date_of_its_price(catalogue):
@@ -82,7 +84,7 @@ def test_says_that_the_snapshot_has_no_spot_prices(catalogue):
     [
         (b"no gzip", "cannot be read"),
         (gzip.compress(b"a,b\n1,2\n", mtime=0), "line 2"),
-        (gzip.compress(b"ondemand_usd_per_hour,vcpus\ncheap,2\n", mtime=0), "line 2"),
+        (gzip.compress(b"name,vcpus,price_usd_per_hour\nc7i.large,2,cheap\n", mtime=0), "line 2"),
     ],
 )
 def test_a_damaged_snapshot_is_named_with_its_line(tmp_path, content, complaint):
@@ -90,7 +92,7 @@ def test_a_damaged_snapshot_is_named_with_its_line(tmp_path, content, complaint)
     path.write_bytes(content)
 
     with pytest.raises(ConfigurationError, match=complaint):
-        PriceCatalogue([Snapshot(path=path, as_of="2026-07-20", source="test")])
+        PriceCatalogue([PriceFile(path=path)])
 
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
