@@ -11,8 +11,8 @@ from infra.workspace import Workspace
 
 HELP = """\
 Show all that is known of a run: its plan, stages, bill, quality and gates; then why its plan was chosen: reasons, the
-next best plan, at which prices the choice flips, and what more throughput would have cost; and which columns have how
-many values in how large a table. Nothing is computed again: these are the words and figures of the time.
+next best plan, the next price that would change it, and what more throughput would have cost; and how many values
+each column has in how large a table. Nothing is computed again: these are the words and figures of the time.
 
 examples:
   heterps explain latest

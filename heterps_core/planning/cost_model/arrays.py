@@ -1,9 +1,28 @@
-"""The two kinds of arrays that the planner computes with."""
+"""The kinds of arrays that the planner computes with, and how candidates are taken out of tables of them."""
 
 from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+
+
+def taken(table: Any, shape: tuple[int, ...], index: tuple[Ints, ...]) -> Any:
+    """Return a dataclass whose arrays, which broadcast to a shape, are those at an index of NumPy's.
+
+    Arrays in tuples and in dataclasses among its fields are taken as well.
+    """
+
+    def part(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return np.broadcast_to(value, shape)[index]
+        if isinstance(value, tuple) and value and isinstance(value[0], np.ndarray):
+            return tuple(map(part, value))
+        return taken(value, shape, index) if is_dataclass(value) else value
+
+    return replace(table, **{each.name: part(getattr(table, each.name)) for each in fields(table)})

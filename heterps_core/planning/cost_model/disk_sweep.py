@@ -26,7 +26,7 @@ Shapes: N candidate stages, H shares, X times.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +37,7 @@ from heterps_core.embeddings.sweep_memory import (
     NUM_PARTS,
     PARTS_OF_MEMORY,
 )
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.cost_model.step_model import StageSeconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -167,23 +167,6 @@ class SweepTerms:
             )
             sweeps.append(found if np.isfinite(found.seconds) else None)
         return sweeps
-
-    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> SweepTerms:
-        """Return those of some candidates; N is `shape`."""
-
-        def taken(values: Floats) -> Floats:
-            return np.broadcast_to(values, shape)[index]
-
-        return replace(
-            self,
-            spare_bytes=taken(self.spare_bytes),
-            resident_bytes=taken(self.resident_bytes),
-            table_bytes=taken(self.table_bytes),
-            cold_bytes=tuple(taken(each) for each in self.cold_bytes),
-            worker_seconds=tuple(taken(each) for each in self.worker_seconds),
-            disk_bytes=taken(self.disk_bytes),
-            disk_bytes_per_s=taken(self.disk_bytes_per_s),
-        )
 
 
 def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Floats]) -> SweepTerms | None:

@@ -9,11 +9,11 @@ Shape legend: X = stage times asked for, N = any shape of candidate stages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats, Ints, taken
 from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
@@ -252,23 +252,12 @@ class StageTable:
 
     def take(self, rows: Ints) -> StageTable:
         """Return the candidates with these flat indices, as a table of one axis."""
-        index = np.unravel_index(rows, self.compute_seconds.shape)
-        return self.at(tuple(index))
+        return self.at(np.unravel_index(rows, self.compute_seconds.shape))
 
     def at(self, index: tuple[Ints, ...]) -> StageTable:
         """Return the candidates at an index of NumPy's."""
-        shape = self.compute_seconds.shape
-        return StageTable(
-            covers=self.covers,
-            on_demand_usd=self.on_demand_usd,
-            trainer=None if self.trainer is None else self.trainer.at(shape, index),
-            sweep=None if self.sweep is None else self.sweep.at(shape, index),
-            **{
-                each.name: np.broadcast_to(getattr(self, each.name), shape)[index]
-                for each in fields(StageTable)
-                if isinstance(getattr(self, each.name), np.ndarray)
-            },
-        )
+        found: StageTable = taken(self, self.compute_seconds.shape, index)
+        return found
 
 
 def _amdahl_replicas(unit_seconds: Floats, parallel_fraction: Floats, x: Floats) -> Floats:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats
 
 NEAR_INTEGER = 1e-7
 """Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
@@ -50,11 +50,3 @@ class TrainerTerms:
         """Return the least k whose slowest replica has a row less, infinite where there is none."""
         rows = np.ceil(self.microbatch_rows / replicas) - 1
         return np.where(rows >= 1, np.ceil(self.microbatch_rows / np.maximum(rows, 1.0)), np.inf)
-
-    def at(self, shape: tuple[int, ...], index: tuple[Ints, ...]) -> TrainerTerms:
-        """Return those of some candidates."""
-        fixed, shared, sums = (
-            np.broadcast_to(seconds, shape)[index]
-            for seconds in (self.fixed_seconds, self.shared_seconds, self.sum_seconds)
-        )
-        return replace(self, fixed_seconds=fixed, shared_seconds=shared, sum_seconds=sums)

@@ -1,4 +1,4 @@
-"""What would change the plan: prices at which another placement is cheapest, another floor, more throughput.
+"""What would change the plan: the next price at which another placement is cheapest, another floor, more throughput.
 
 The cost of a fixed plan is linear in the price of one device type, so the least cost of all plans is a concave
 chain of lines over that price. Its corners are found by walking from line to line: the line of the plan at
@@ -20,10 +20,7 @@ from heterps_core.planning.search.optimum import highest_throughput
 from heterps_core.plans.scheduling_plan import Stage
 
 MOST_FACTOR = 10.0
-"""Prices of device types in use are raised up to this many times."""
-
-LEAST_FACTOR = 1 / 20
-"""Prices of device types that are not in use are lowered down to this share."""
+"""Prices of device types in use are raised less than so many times, those of others lowered."""
 
 _MAX_PLANS = 60
 """Plans asked for one device type before the walk ends without an answer; a few are enough."""
@@ -31,7 +28,7 @@ _MAX_PLANS = 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceFlip:
-    """Up or down to which price of a device type the placement stays the cheapest one."""
+    """Beyond which price of a device type another placement is the cheapest."""
 
     device_type: str
     is_used: bool
@@ -43,11 +40,9 @@ class PriceFlip:
     price_usd_per_hour: float
     """Today's, of the offer or of one unit."""
 
-    flip_usd_per_hour: float | None
-    """Beyond it another placement is cheapest; None where none is, as far as the price was moved."""
-
+    flip_usd_per_hour: float
     stages: tuple[Stage, ...]
-    """The cheapest plan just beyond the flip; empty without one."""
+    """The cheapest plan just beyond the flip."""
 
     moves: tuple[Move, ...]
 
@@ -76,11 +71,28 @@ class PriceOfThroughput:
     """Of all plans within memory and caps; only known where the floor is out of reach."""
 
 
-def find_price_flips(problem: SchedulingProblem, stages: Sequence[Stage]) -> tuple[PriceFlip, ...]:
-    """Return the first flip of each device type, those of the plan first."""
+def next_price_flip(problem: SchedulingProblem, stages: Sequence[Stage]) -> PriceFlip | None:
+    """Return the flip by the least relative change of one device type's price; None where none is near enough."""
     used = dict.fromkeys(stage.device_type for stage in stages)
-    unused = [name for name in problem.device_types if name not in used]
-    return tuple(_find_flip(problem, name, stages, is_used=name in used) for name in (*used, *unused))
+    nearest = MOST_FACTOR
+    found = None
+    for name in (*used, *(name for name in problem.device_types if name not in used)):
+        offer, price = _quoted_price(problem, name)
+        farthest = nearest if name in used else 1 / nearest
+        # No factor changes a price of nothing.
+        factor, beyond = _first_flip(problem, name, tuple(stages), farthest) if price else (None, ())
+        if factor is not None and max(factor, 1 / factor) < nearest:
+            nearest = max(factor, 1 / factor)
+            found = PriceFlip(
+                device_type=name,
+                is_used=name in used,
+                offer=offer,
+                price_usd_per_hour=price,
+                flip_usd_per_hour=price * factor,
+                stages=beyond,
+                moves=moves_between(stages, beyond),
+            )
+    return found
 
 
 def price_of_floor(problem: SchedulingProblem, cost_usd: float) -> FloorPrice | None:
@@ -113,24 +125,6 @@ def price_of_throughput(
         extra_usd=max(0.0, found.cost_usd - cost_usd),
         stages=found.stages,
         highest_samples_per_s=None,
-    )
-
-
-def _find_flip(
-    problem: SchedulingProblem, device_type: str, stages: Sequence[Stage], *, is_used: bool
-) -> PriceFlip:
-    farthest = MOST_FACTOR if is_used else LEAST_FACTOR
-    offer, price = _quoted_price(problem, device_type)
-    # No factor changes a price of nothing.
-    factor, beyond = _first_flip(problem, device_type, tuple(stages), farthest) if price else (None, ())
-    return PriceFlip(
-        device_type=device_type,
-        is_used=is_used,
-        offer=offer,
-        price_usd_per_hour=price,
-        flip_usd_per_hour=None if factor is None else price * factor,
-        stages=beyond,
-        moves=moves_between(stages, beyond) if beyond else (),
     )
 
 

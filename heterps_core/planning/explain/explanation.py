@@ -17,7 +17,7 @@ from heterps_core.planning.explain.changes import (
     FloorPrice,
     PriceFlip,
     PriceOfThroughput,
-    find_price_flips,
+    next_price_flip,
     price_of_floor,
     price_of_throughput,
 )
@@ -86,6 +86,7 @@ class PlanExplanation(JsonDocument):
     """Only in full; None where no other placement comes near."""
 
     price_flips: tuple[PriceFlip, ...]
+    """The next one by price; only in full, and empty where no price that is near enough changes the placement."""
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:
@@ -103,6 +104,7 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
     evaluation = evaluate(problem, stages)
     cost_usd, throughput = evaluation.cost_usd, evaluation.throughput_samples_per_s
     is_full = detail is Detail.FULL
+    flip = next_price_flip(problem, stages) if is_full else None
     return PlanExplanation(
         detail=detail,
         stages=stages,
@@ -118,7 +120,7 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
         spreads=_spreads(problem),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
-        price_flips=find_price_flips(problem, stages) if is_full else (),
+        price_flips=() if flip is None else (flip,),
     )
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
-from operator import itemgetter
 
 from heterps_core.planning.explain.changes import (
-    LEAST_FACTOR,
     MOST_FACTOR,
     FloorPrice,
     PriceFlip,
@@ -40,27 +38,19 @@ def explanation_text(explanation: PlanExplanation) -> str:
     ]
     if explanation.detail is Detail.SHORT:
         left_out = (
-            "Left out, as it takes one search for each layer: the next best plan, and the prices at which the choice "
-            "changes. Ask for it with --explain full."
+            "Left out, as it takes one search for each layer: the next best plan, and the next price at which the "
+            "choice changes. Ask for it with --explain full."
         )
         blocks.append(textwrap.wrap(left_out, WIDTH))
     return "\n".join("\n".join(block) for block in blocks)
 
 
 def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
-    """Return what a report has room for: the next best plan, the nearest price flip and the step of
-    throughput, and how far times may be off."""
+    """Return what a report has room for: next best plan, next price flip, step of throughput, spreads of times."""
     lines: list[_Line] = []
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
-    distances = [
-        (abs(math.log(flip.flip_usd_per_hour / flip.price_usd_per_hour)), flip)
-        for flip in explanation.price_flips
-        if flip.flip_usd_per_hour is not None
-    ]
-    if distances:
-        _, nearest = min(distances, key=itemgetter(0))
-        lines.append((nearest.device_type, _flip_text(nearest)))
+    lines += [(flip.device_type, _flip_text(flip)) for flip in explanation.price_flips]
     lines.append(("10 % more", _throughput_text(explanation, explanation.ten_percent_more)))
     return [*lines, *_spread_lines(explanation)]
 
@@ -86,12 +76,10 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
-    flips = [flip for flip in explanation.price_flips if flip.is_used or flip.flip_usd_per_hour is not None]
-    for flip in flips:
+    for flip in explanation.price_flips:
         yield flip.device_type, _flip_text(flip)
-    never = [flip.device_type for flip in explanation.price_flips if flip not in flips]
-    if never:
-        yield "not used", f"{', '.join(never)}: no price down to {LEAST_FACTOR:.0%} of today's brings it in"
+    if explanation.detail is Detail.FULL and not explanation.price_flips:
+        yield "prices", f"no price within {MOST_FACTOR:.0f} times today's, up or down, changes the placement"
     if explanation.floor_price is not None:
         yield "limit", _floor_text(explanation.floor_price, explanation)
     yield "10 % more", _throughput_text(explanation, explanation.ten_percent_more)
@@ -139,9 +127,6 @@ def _runner_up_text(explanation: PlanExplanation, runner_up: RunnerUp) -> str:
 
 def _flip_text(flip: PriceFlip) -> str:
     offer = f"for a {flip.offer or 'unit'}"
-    if flip.flip_usd_per_hour is None:
-        today = f"today's {flip.price_usd_per_hour:.3g} USD/hour {offer}"
-        return f"no price up to {MOST_FACTOR:.0f} times {today} changes the placement"
     change = flip.flip_usd_per_hour / flip.price_usd_per_hour - 1
     return (
         f"{'above' if flip.is_used else 'below'} {flip.flip_usd_per_hour:.3g} USD/hour {offer} (today "
@@ -159,7 +144,7 @@ def _floor_text(floor: FloorPrice, explanation: PlanExplanation) -> str:
 def _throughput_text(explanation: PlanExplanation, price: PriceOfThroughput) -> str:
     what = f"{price.floor_samples_per_s:,.0f} samples/s"
     if price.extra_usd is None:
-        return f"{what} cannot be had, the most is {price.highest_samples_per_s:,.0f}"
+        return f"{what} is out of reach, the most is {price.highest_samples_per_s:,.0f}"
     return f"{what} {_extra_text(explanation, price.extra_usd)}"
 
 

@@ -21,7 +21,6 @@ from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
 from heterps_core.planning.provisioning.stage_time_search import (
     RateSolutions,
-    StageTimeOptimum,
     least_stage_seconds,
     minimise_stage_time_rate,
 )
@@ -41,7 +40,7 @@ def balance_replicas(problem: SchedulingProblem, stages: Sequence[Stage]) -> tup
         InfeasiblePlanError: No replica counts keep all constraints; names the one that fails.
     """
     fixed = fixed_stages(problem, stages)
-    replicas = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit).plan
+    replicas, _ = fixed.cheapest_replicas(limit_seconds=problem.stage_seconds_limit)
     if replicas is None:
         raise _infeasible(problem, stages, fixed)
     return with_replicas(stages, replicas)
@@ -67,7 +66,7 @@ def fixed_stages(problem: SchedulingProblem, stages: Sequence[Stage]) -> FixedSt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedStages:
-    """The S stages of one partition; a `RateSolver` whose plan is their replica counts."""
+    """The S stages of one partition."""
 
     table: StageTable
     """Shape (S,)."""
@@ -85,12 +84,7 @@ class FixedStages:
             transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
         )
 
-    @property
-    def shift_seconds(self) -> float:
-        """z of the objective."""
-        return self.objective.shift_seconds
-
-    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
+    def _solve(self, stage_seconds: Floats) -> RateSolutions:
         """Return what the least replicas for each stage time are charged; all exact."""
         replicas = self.table.least_replicas(stage_seconds)  # (X, S)
         for device_type in np.unique(self.table.type_indices):
@@ -110,32 +104,39 @@ class FixedStages:
         )
         products[~is_possible] = np.inf
         return RateSolutions(
-            rates=products / (reached_seconds + self.shift_seconds),
+            rates=products / (reached_seconds + self.objective.shift_seconds),
             reached_seconds=reached_seconds,
             products=products,
-            plan_at=lambda index: replicas[index].astype(np.int64),
+            replicas=replicas,
         )
 
     def cheapest_replicas(
         self, *, limit_seconds: float, below_product: float = np.inf
-    ) -> StageTimeOptimum[Ints]:
-        """Return the replica counts of least cost, shape (S,).
+    ) -> tuple[Ints | None, float]:
+        """Return the replica counts of least cost, shape (S,), and their product; None and infinity without any.
 
         Stage times are at most `limit_seconds`; only counts below a product from elsewhere are looked for.
         """
         low_seconds, high_seconds = self._range(limit_seconds)
-        return minimise_stage_time_rate(
-            self,
+        replicas, product = minimise_stage_time_rate(
+            self._solve,
             low_seconds=low_seconds,
             high_seconds=high_seconds,
+            shift_seconds=self.objective.shift_seconds,
             batch_size=_POINTS_PER_ROUND,
             known_product=below_product,
         )
+        return None if replicas is None else replicas.astype(np.int64), product
 
     def least_seconds(self) -> float:
         """Return the shortest longest-stage time that memory and caps allow, infinite where none does."""
+
+        def reached_within(x: float) -> float:
+            found = self._solve(np.array([x]))
+            return float(found.reached_seconds[0]) if np.isfinite(found.products[0]) else np.inf
+
         low_seconds, high_seconds = self._range(np.inf)
-        return least_stage_seconds(self, low_seconds=low_seconds, high_seconds=high_seconds)
+        return least_stage_seconds(reached_within, low_seconds=low_seconds, high_seconds=high_seconds)
 
     def _range(self, limit_seconds: float) -> tuple[float, float]:
         if not np.isfinite(self.table.fewest_replicas).all():

@@ -3,14 +3,12 @@
 For a fixed x the cheapest units cost rate(x) per hour, a step function that never rises with x; the cost of a
 run is proportional to (x + z) * rate(x), with z a shift for what is charged however short x is (0 in the plain
 contract). Knowing the rate at one x rules out a whole range below it, so a few dozen rates prove the minimum.
-What the rate is of (fixed stages, or every plan there is) is the solver's affair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,61 +16,34 @@ from heterps_core.planning.cost_model.arrays import Floats
 
 _BISECTION_TOLERANCE = 1e-6
 
-PlanT = TypeVar("PlanT")
-PlanT_co = TypeVar("PlanT_co", covariant=True)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RateSolutions(Generic[PlanT_co]):
-    """What a solver knows about each of X stage times."""
+class RateSolutions:
+    """The least replicas of S stages at each of X stage times."""
 
     rates: Floats
-    """Lower bounds on rate(x), infinite where x cannot be reached; shape (X,)."""
+    """rate(x), infinite where x cannot be reached; shape (X,)."""
 
     reached_seconds: Floats
-    """y <= x such that rates[i] bounds the rate on all of [y, x]: the true longest stage time of the plan that
-    attains the rate, since its rate holds down to there."""
+    """y <= x such that the rate holds on all of [y, x]: the true longest stage time of the plan; shape (X,)."""
 
     products: Floats
-    """(y + z) * rate of a feasible plan that was met, infinite where none was; shape (X,)."""
+    """(y + z) * rate, infinite where x cannot be reached; shape (X,)."""
 
-    plan_at: Callable[[int], PlanT_co]
-
-
-class RateSolver(Protocol[PlanT_co]):
-    """Finds the cheapest rate for given stage times."""
-
-    @property
-    def shift_seconds(self) -> float:
-        """z."""
-
-    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[PlanT_co]:
-        """Return rates for x in `stage_seconds`; may stop early where (x + z) * rate >= best_product is shown."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageTimeOptimum(Generic[PlanT]):
-    """The least (x + z) * rate(x), and the proof."""
-
-    plan: PlanT | None
-    """None where no x in the range gives a feasible plan below the known product."""
-
-    product: float
-    """(y + z) * rate of the plan, infinite without one."""
-
-    lower_bound: float
-    """Proven: no x in the range does better. Equal to the product where the solver was exact."""
+    replicas: Floats
+    """Shape (X, S)."""
 
 
 def minimise_stage_time_rate(
-    solver: RateSolver[PlanT],
+    solve: Callable[[Floats], RateSolutions],
     *,
     low_seconds: float,
     high_seconds: float,
+    shift_seconds: float,
     batch_size: int,
     known_product: float = np.inf,
-) -> StageTimeOptimum[PlanT]:
-    """Minimise (x + z) * rate(x) over low <= x <= high.
+) -> tuple[Floats | None, float]:
+    """Return the replicas of the least (x + z) * rate(x) over low <= x <= high, and that product.
 
     Each solved x covers [y, x], where the rate is the same. Below y the rate is at least as high, so
     everything in [best / rate - z, y] is ruled out too, and a gap between two solved points closes when
@@ -80,31 +51,26 @@ def minimise_stage_time_rate(
     solved in the next round, `batch_size` points at a time because solvers work on arrays.
 
     Args:
-        known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for.
+        shift_seconds: z.
+        known_product: (x + z) * rate of a plan from elsewhere; only better ones are looked for, and the product is
+            infinite where there is none.
     """
     if low_seconds > high_seconds:
-        return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
-    best_plan: PlanT | None = None
-    best_product, lower_bound = known_product, np.inf
-    shift_seconds = solver.shift_seconds
+        return None, np.inf
+    best, best_product = None, known_product
     solved_x, solved_y, solved_rate = (np.empty(0) for _ in range(3))
     asked = np.unique(np.geomspace(low_seconds, high_seconds, batch_size).clip(low_seconds, high_seconds))
     while asked.size:
-        found = solver.solve(asked, best_product)
+        found = solve(asked)
         winner = int(np.argmin(found.products))
         if found.products[winner] < best_product:
-            best_product, best_plan = float(found.products[winner]), found.plan_at(winner)
-        lower_bound = min(lower_bound, float(np.min((found.reached_seconds + shift_seconds) * found.rates)))
+            best_product, best = float(found.products[winner]), found.replicas[winner]
         order = np.argsort(np.concatenate([solved_x, asked]))
         solved_x = np.concatenate([solved_x, asked])[order]
         solved_y = np.concatenate([solved_y, found.reached_seconds])[order]
         solved_rate = np.concatenate([solved_rate, found.rates])[order]
         asked = _open_points(solved_x, solved_y, solved_rate, best_product, batch_size, shift_seconds)
-    return StageTimeOptimum(
-        plan=best_plan,
-        product=best_product if best_plan is not None else np.inf,
-        lower_bound=min(lower_bound, best_product),
-    )
+    return best, np.inf if best is None else best_product
 
 
 def _open_points(
@@ -130,18 +96,22 @@ def _open_points(
     return np.unique(np.maximum(np.minimum(points, high[:, None]), np.nextafter(low[:, None], np.inf)))
 
 
-def least_stage_seconds(solver: RateSolver[PlanT], *, low_seconds: float, high_seconds: float) -> float:
+def least_stage_seconds(
+    reached_within: Callable[[float], float], *, low_seconds: float, high_seconds: float
+) -> float:
     """Return the shortest stage time in [low, high] that some plan reaches, infinite where none does.
 
-    Feasible at x means feasible at all longer times, so the border is found by bisection, one stage time at a
-    time: in a batch a solver may settle for a bound where it knows a better plan at another x.
+    Feasible at x means feasible at all longer times, so the border is found by bisection.
+
+    Args:
+        reached_within: Returns the longest stage time of a plan within x, infinite where there is none.
     """
     least_seconds = np.inf
     asked = high_seconds
     while high_seconds > low_seconds * (1 + _BISECTION_TOLERANCE) or not np.isfinite(least_seconds):
-        found = solver.solve(np.array([asked]), np.inf)
-        if np.isfinite(found.products[0]):
-            least_seconds = high_seconds = float(found.reached_seconds[0])
+        reached = reached_within(asked)
+        if np.isfinite(reached):
+            least_seconds = high_seconds = reached
         elif asked == high_seconds:
             break
         else:

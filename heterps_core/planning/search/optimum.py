@@ -97,12 +97,12 @@ def _proven(
 ) -> tuple[tuple[Stage, ...], float, bool]:
     """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
     found = CappedSearch(problem, known=known, deadline=deadline).run()
-    if found.plan is None:
+    if found.stages is None:
         is_infeasible = math.isinf(found.lower_bound)
         raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met()
     # A bound that misses the optimum by rounding alone is the optimum.
     is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
-    return found.plan, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
+    return found.stages, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
 
 
 def _judged(
@@ -125,7 +125,7 @@ def _judged(
         missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
         higher = asked.throughput_floor_samples_per_s * missed * (1 + _ABOVE_FLOOR)
         asked = replace(asked, throughput_floor_samples_per_s=higher)
-        stages = CappedSearch(asked, deadline=deadline).run().plan
+        stages = CappedSearch(asked, deadline=deadline).run().stages
         if stages is None:
             break
     raise InfeasiblePlanError(
@@ -149,7 +149,7 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = N
         if low_seconds >= least_seconds:
             break
         found = least_stage_seconds(
-            FeasibilitySearch(table, most_stages=group.most_stages, deadline=deadline),
+            FeasibilitySearch(table, most_stages=group.most_stages, deadline=deadline).reached_within,
             low_seconds=low_seconds,
             high_seconds=high_seconds,
         )
@@ -195,7 +195,8 @@ def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    return bool(np.isfinite(FeasibilitySearch(table).solve(np.array([high_seconds]), np.inf).rates[0]))
+    rows, _ = FeasibilitySearch(table).plan_within(high_seconds)
+    return rows is None or rows.size > 0
 
 
 def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:

@@ -143,13 +143,15 @@ class PlanRater:
             grid = self.grid(int(self._microbatches_of[rows.size - 1]))
             fixed = FixedStages.of_rows(grid.table, self._objective, rows)
             limit_seconds = float(grid.grid_seconds[grid.num_within - 1])
-            found = fixed.cheapest_replicas(limit_seconds=limit_seconds, below_product=below_product)
-            self._exactly_rated[key] = found.product
-            if found.plan is not None and found.product < self._best_product:
-                met = with_replicas(stages_of_rows(self.problem, rows), found.plan)
-                simulated = self._simulated_product(met, found.product)
+            replicas, product = fixed.cheapest_replicas(
+                limit_seconds=limit_seconds, below_product=below_product
+            )
+            self._exactly_rated[key] = product
+            if replicas is not None and product < self._best_product:
+                met = with_replicas(stages_of_rows(self.problem, rows), replicas)
+                simulated = self._simulated_product(met, product)
                 if math.isfinite(simulated):
-                    self._best_product = found.product
+                    self._best_product = product
                 if simulated < self._best_simulated:
                     self._remember(met, simulated)
         return self._exactly_rated[key]

@@ -165,11 +165,11 @@ def good_placement(problem: SchedulingProblem) -> NDArray[np.int64] | None:
     best_product, best_runs = np.inf, None
     for partition in sorted(partitions):
         runs = [Stage(*segment_layers(row // num_types), names[row % num_types], 1) for row in partition]
-        found = fixed_stages(problem, runs).cheapest_replicas(
+        _, product = fixed_stages(problem, runs).cheapest_replicas(
             limit_seconds=problem.stage_seconds_limit, below_product=best_product
         )
-        if found.product < best_product:
-            best_product, best_runs = found.product, runs
+        if product < best_product:
+            best_product, best_runs = product, runs
     if best_runs is None:
         return None
     return np.repeat(

@@ -40,13 +40,13 @@ class BestPlan:
     def offer(self, stages: Sequence[Stage]) -> None:
         """Try the partition of a plan, first stage first."""
         fixed = fixed_stages(self.problem, stages)
-        found = fixed.cheapest_replicas(
+        replicas, product = fixed.cheapest_replicas(
             limit_seconds=self.problem.stage_seconds_limit, below_product=self.product
         )
-        if found.plan is None:
+        if replicas is None:
             return
-        self.product, self.stages = found.product, with_replicas(stages, found.plan)
+        self.product, self.stages = product, with_replicas(stages, replicas)
         runs, columns = np.divmod(rows_of_stages(self.problem, stages), self.columns.num_types)
-        steady = int(fixed.table.on_demand_usd_per_hour(found.plan.astype(np.float64)).argmin())
+        steady = int(fixed.table.on_demand_usd_per_hour(replicas.astype(np.float64)).argmin())
         columns[steady] = self.columns.with_on_demand(columns[steady])
         self.rows = runs * self.columns.num_columns + columns

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,6 @@ from heterps_core.planning.cost_model.run_tables import segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.step_model import step_groups
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.stage_time_search import StageTimeOptimum
 from heterps_core.planning.search.capped.best_plan import BestPlan
 from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.planning.search.capped.interval_bound import IntervalBound, IntervalBounds, Plans
@@ -92,6 +92,17 @@ class _Interval:
     """How far above the bound its partial plans are searched next, relatively."""
 
 
+class CheapestPlan(NamedTuple):
+    """The cheapest plan that was met, with a bound on all."""
+
+    stages: tuple[Stage, ...] | None
+    product: float
+    """In the unit of `Objective`; infinite without a plan."""
+
+    lower_bound: float
+    """No plan has a lower product; infinite where none exists."""
+
+
 class CappedSearch:
     """Finds the cheapest plan of a problem.
 
@@ -121,7 +132,7 @@ class CappedSearch:
         if known:
             self.best.offer(known)
 
-    def run(self) -> StageTimeOptimum[tuple[Stage, ...]]:
+    def run(self) -> CheapestPlan:
         """Return the cheapest plan and the bound."""
         ranges = [
             stage_time_range(self.problem, self.bounds.table(group)) for group in range(len(self.groups))
@@ -147,13 +158,13 @@ class CappedSearch:
                 if self._num_steps == _STEPS_WITHOUT_PLAN and self.best.stages is None:
                     met = self._feasible_rows(high_seconds)
                     if met is not None and not met.size:
-                        return StageTimeOptimum(plan=None, product=np.inf, lower_bound=np.inf)
+                        return CheapestPlan(None, np.inf, np.inf)
                     if met is not None:
                         self.best.offer_rows(self.bounds.columns.of_rows(met))
                 self._step(heapq.heappop(self._heap), near)
         bound = min(self._given_up, self._heap[0].lower_bound if self._heap else np.inf)
         product = self.best.product
-        return StageTimeOptimum(plan=self.best.stages, product=product, lower_bound=min(bound, product))
+        return CheapestPlan(self.best.stages, product, min(bound, product))
 
     def _feasible_rows(self, seconds: float) -> Ints | None:
         """Return a plan that keeps the caps at the longest stage time; empty where there is none, None where open."""

@@ -6,10 +6,9 @@ import time
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.stage_time_search import RateSolutions
 from heterps_core.planning.search.capped.capped_chain import CappedChain
 from heterps_core.planning.search.capped.partial_plans import MAX_PARTIAL_PLANS, cheapest_below
 from heterps_core.planning.search.capped.scarcity_prices import ascend
@@ -19,28 +18,21 @@ _FIRST_PARTIAL_PLANS = 64
 
 
 class FeasibilitySearch:
-    """Tells whether some plan keeps memory and caps at given stage times; a `RateSolver` whose plans cost nothing.
+    """Finds plans that keep memory and caps at given stage times, whatever they cost.
 
     Args:
         deadline: Of `time.perf_counter`, from which on no plan is met; infinite for none.
     """
-
-    shift_seconds = 0.0
 
     def __init__(
         self, table: StageTable, *, most_stages: int | None = None, deadline: float = np.inf
     ) -> None:
         self.table, self.most_stages, self.deadline = table, most_stages, deadline
 
-    def solve(self, stage_seconds: Floats, best_product: float) -> RateSolutions[Ints]:
-        """Return products of 0 where a plan was met, infinite elsewhere; rates of 0 where none is disproved."""
-        parts = [self.plan_within(float(x)) for x in stage_seconds]
-        return RateSolutions(
-            rates=np.array([0.0 if rows is None or rows.size else np.inf for rows, _ in parts]),
-            reached_seconds=np.array([reached for _, reached in parts]),
-            products=np.array([np.inf if rows is None or not rows.size else 0.0 for rows, _ in parts]),
-            plan_at=lambda index: np.asarray(parts[index][0]),
-        )
+    def reached_within(self, x: float) -> float:
+        """Return the longest stage time of a plan that was met within x, infinite where none was."""
+        rows, reached = self.plan_within(x)
+        return np.inf if rows is None or not rows.size else reached
 
     def plan_within(self, x: float) -> tuple[Ints | None, float]:
         """Return the rows of a plan and its longest stage time: none where there is none, None where it is open."""

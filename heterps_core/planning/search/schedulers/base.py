@@ -10,12 +10,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.optimum import MAX_SECONDS, proven_bound_usd
 from heterps_core.planning.search.plan_rater import Assignments, PlanRater, Ratings
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
@@ -97,15 +99,25 @@ class Scheduler(ABC):
         started = time.perf_counter()
         found = self.find(problem, budget_evaluations=budget_evaluations, seed=seed, proof=proof)
         search_seconds = time.perf_counter() - started - proof.seconds
-        cost_usd = evaluate(problem, found.stages).cost_usd
-        return result_with_bound(
-            problem,
-            proof.usd(found.stages) if found.proven_usd is None else found.proven_usd,
-            scheduler=self.name,
-            seed=seed,
-            stages=found.stages,
-            num_evaluations=found.num_evaluations,
-            history=found.history or [HistoryPoint(found.num_evaluations, search_seconds, cost_usd)],
+        evaluation = evaluate(problem, found.stages)
+        bound_usd = proof.usd(found.stages) if found.proven_usd is None else found.proven_usd
+        bound_usd = _checked_bound(problem, evaluation.cost_usd, bound_usd, scheduler=self.name)
+        first_point = HistoryPoint(found.num_evaluations, search_seconds, evaluation.cost_usd)
+        return SearchResult(
+            plan=SchedulingPlan(
+                scheduler=self.name,
+                seed=seed,
+                stages=found.stages,
+                throughput_samples_per_s=evaluation.throughput_samples_per_s,
+                price_usd_per_hour=evaluation.price_usd_per_hour,
+                cost_usd=evaluation.cost_usd,
+                cost_lower_bound_usd=bound_usd,
+                optimality_gap=_gap(evaluation.cost_usd, bound_usd),
+                num_evaluations=found.num_evaluations,
+                search_seconds=search_seconds,
+            ),
+            evaluation=evaluation,
+            history=tuple(found.history) or (first_point,),
             search_seconds=search_seconds,
             certificate_seconds=proof.seconds,
         )
@@ -133,6 +145,9 @@ class ProposingScheduler(Scheduler):
     end early; it is closed when the budget is spent.
     """
 
+    rule: ClassVar[str | None] = None
+    """Where the plans follow from a rule, how it places layers; such as "with every layer on"."""
+
     @abstractmethod
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield batches of layer-to-type assignments; receive the ratings of each batch."""
@@ -153,22 +168,43 @@ class ProposingScheduler(Scheduler):
             proposals.close()
         stages = rater.best_stages
         if stages is None:
-            raise self.nothing_found(problem, rater, proof)
+            raise self._nothing_found(problem, rater.num_evaluations, proof)
         return FoundPlan(stages=stages, num_evaluations=rater.num_evaluations, history=rater.history)
 
-    def nothing_found(
-        self, problem: SchedulingProblem, rater: PlanRater, proof: Proof
+    def _nothing_found(
+        self, problem: SchedulingProblem, num_evaluations: int, proof: Proof
     ) -> InfeasiblePlanError:
-        """Return the error for a search without a feasible plan: the problem's own, or the method's."""
+        """Return why there is no plan: what a rule's first plan breaks, or the problem, or that none was met."""
+        try:
+            if self.rule is not None:
+                first = next(self.propose(problem, budget_evaluations=1, seed=0))[0]
+                balance_replicas(problem, runs_of([problem.device_type_names[index] for index in first]))
+        except InfeasiblePlanError as error:
+            types = " and ".join(dict.fromkeys(problem.device_type_names[index] for index in first))
+            return InfeasiblePlanError(error.constraint, f"{self.rule} {types}, {detail_of(error)}")
         try:
             proof.usd()
         except InfeasiblePlanError as error:
             return error
         return InfeasiblePlanError(
             "constraints",
-            f"{self.name} met no feasible plan in {rater.num_evaluations} evaluations, though one exists; "
+            f"{self.name} met no feasible plan in {num_evaluations} evaluations, though one exists; "
             f"allow more evaluations or use the scheduler 'exact'",
         )
+
+
+def runs_of(types: Sequence[str]) -> list[Stage]:
+    """Return the stages that the type of each layer makes, of one replica each."""
+    runs: list[Stage] = []
+    for name, members in groupby(types):
+        first = runs[-1].last_layer + 1 if runs else 0
+        runs.append(Stage(first, first + len(list(members)) - 1, name, 1))
+    return runs
+
+
+def detail_of(error: InfeasiblePlanError) -> str:
+    """Return an error's text without the name of its constraint."""
+    return str(error).partition(": ")[2]
 
 
 def check_budget(budget_evaluations: int) -> None:
@@ -190,52 +226,21 @@ def _gap(cost_usd: float, bound_usd: float) -> float:
     return cost_usd / bound_usd - 1 if bound_usd > 0 else LARGEST_NUMBER
 
 
-def result_with_bound(
-    problem: SchedulingProblem,
-    proven_usd: float,
-    *,
-    scheduler: str,
-    seed: int,
-    stages: Sequence[Stage],
-    num_evaluations: int,
-    history: Sequence[HistoryPoint],
-    search_seconds: float,
-    certificate_seconds: float,
-) -> SearchResult:
-    """Return a plan together with the lower bound that is known already.
+def _checked_bound(
+    problem: SchedulingProblem, cost_usd: float, proven_usd: float, *, scheduler: str
+) -> float:
+    """Return the proven bound, which is the cost where it misses that by rounding alone.
 
     Raises:
         AssertionError: The plan costs less than the bound, so the proof is wrong: a defect of the planner.
     """
-    evaluation = evaluate(problem, stages)
     if any(unit.price_usd_per_hour == 0 for unit in problem.device_types.values()):
         # Searches take machines that cost nothing for cheap ones (`LEAST_USD_PER_HOUR`), and so does the proof.
-        proven_usd = min(proven_usd, evaluation.cost_usd)
-    if evaluation.cost_usd < proven_usd * (1 - _SUMMATION_TOLERANCE):
+        proven_usd = min(proven_usd, cost_usd)
+    if cost_usd < proven_usd * (1 - _SUMMATION_TOLERANCE):
         raise AssertionError(
             f"no plan of {problem.model!r} may cost less than its proven bound of "
-            f"{proven_usd:.9g} USD, but {scheduler} found one of {evaluation.cost_usd:.9g} USD; "
+            f"{proven_usd:.9g} USD, but {scheduler} found one of {cost_usd:.9g} USD; "
             f"this is a defect of the planner, please report it with the problem file"
         )
-    # A bound that misses the cost by rounding alone is the cost.
-    is_met = proven_usd >= evaluation.cost_usd * (1 - _SUMMATION_TOLERANCE)
-    bound_usd = evaluation.cost_usd if is_met else proven_usd
-    plan = SchedulingPlan(
-        scheduler=scheduler,
-        seed=seed,
-        stages=tuple(stages),
-        throughput_samples_per_s=evaluation.throughput_samples_per_s,
-        price_usd_per_hour=evaluation.price_usd_per_hour,
-        cost_usd=evaluation.cost_usd,
-        cost_lower_bound_usd=bound_usd,
-        optimality_gap=_gap(evaluation.cost_usd, bound_usd),
-        num_evaluations=num_evaluations,
-        search_seconds=search_seconds,
-    )
-    return SearchResult(
-        plan=plan,
-        evaluation=evaluation,
-        history=tuple(history),
-        search_seconds=search_seconds,
-        certificate_seconds=certificate_seconds,
-    )
+    return cost_usd if proven_usd >= cost_usd * (1 - _SUMMATION_TOLERANCE) else proven_usd

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import balance_replicas
-from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler
+from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler, detail_of, runs_of
 from heterps_core.plans.scheduling_plan import Stage
 
 
@@ -67,19 +66,9 @@ def _cheapest_turn(
             reasons.append(error)
     if not turns:
         proof.usd()  # its error says it better where no plan at all is feasible
-        _, _, detail = str(reasons[-1]).partition(": ")
         raise InfeasiblePlanError(
             reasons[-1].constraint,
             f"greedy has settled {len(settled)} layers in a way that no type can follow; with {candidates[-1]} "
-            f"next, {detail}",
+            f"next, {detail_of(reasons[-1])}",
         )
     return min(turns, key=lambda stages: evaluate(chain, stages).cost_usd)
-
-
-def runs_of(types: Sequence[str]) -> list[Stage]:
-    """Return the stages that the type of each layer makes, of one replica each."""
-    runs: list[Stage] = []
-    for name, members in groupby(types):
-        first = runs[-1].last_layer + 1 if runs else 0
-        runs.append(Stage(first, first + len(list(members)) - 1, name, 1))
-    return runs

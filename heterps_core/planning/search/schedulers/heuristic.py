@@ -10,10 +10,8 @@ import numpy as np
 
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
-from heterps_core.planning.provisioning.replica_balance import balance_replicas
-from heterps_core.planning.search.plan_rater import Assignments, PlanRater
-from heterps_core.planning.search.schedulers.base import Proof, Proposals, ProposingScheduler
-from heterps_core.planning.search.schedulers.greedy import runs_of
+from heterps_core.planning.search.plan_rater import Assignments
+from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
 
 
 class HeuristicScheduler(ProposingScheduler):
@@ -21,24 +19,11 @@ class HeuristicScheduler(ProposingScheduler):
 
     name = "heuristic"
     default_budget_evaluations = 1_024
+    rule = "by the rule of thumb with"
 
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield the rule's plan for every pair of types."""
         yield rule_of_thumb_plans(problem)
-
-    def nothing_found(
-        self, problem: SchedulingProblem, rater: PlanRater, proof: Proof
-    ) -> InfeasiblePlanError:
-        """Return why the first pair of types cannot carry the layers."""
-        names = problem.device_type_names
-        runs = runs_of([names[index] for index in rule_of_thumb_plans(problem)[0]])
-        try:
-            balance_replicas(problem, runs)
-        except InfeasiblePlanError as error:
-            _, _, detail = str(error).partition(": ")
-            types = " and ".join(dict.fromkeys(run.device_type for run in runs))
-            return InfeasiblePlanError(error.constraint, f"by the rule of thumb with {types}, {detail}")
-        return super().nothing_found(problem, rater, proof)
 
 
 def rule_of_thumb_plans(problem: SchedulingProblem) -> Assignments:

@@ -43,7 +43,7 @@ def test_json_holds_every_part_and_only_finite_numbers(detail):
     assert (document["schema_version"], document["detail"]) == (4, detail.value)
     is_full = detail is Detail.FULL
     assert (document["runner_up"] is not None) == is_full
-    assert len(document["price_flips"]) == 3 * is_full
+    assert len(document["price_flips"]) == is_full
 
 
 def test_small_problems_are_explained_in_full_and_large_ones_are_not():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.explain.changes import LEAST_FACTOR, MOST_FACTOR, find_price_flips
+from heterps_core.planning.explain.changes import MOST_FACTOR, next_price_flip
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.search.optimum import find_optimum
 from tests.heterps_core.planning.explain.trying_all import (
@@ -42,31 +42,36 @@ def first_factor_by_trying_all(problem, plans, device_type, placement, farthest)
 @pytest.mark.parametrize("has_all_costs", [False, True])
 @pytest.mark.parametrize("floor_samples_per_s", [0.0, 5_000.0])
 @pytest.mark.parametrize("seed", range(4))
-def test_is_where_another_placement_of_all_plans_becomes_cheapest(seed, floor_samples_per_s, has_all_costs):
+def test_the_next_flip_is_where_another_placement_of_all_plans_becomes_cheapest_first(
+    seed, floor_samples_per_s, has_all_costs
+):
     problem = tiny_problem(seed, floor_samples_per_s=floor_samples_per_s)
     problem = with_all_costs(problem) if has_all_costs else problem
     plans = feasible_plans(problem)
     stages = find_optimum(problem).stages
     used = {stage.device_type for stage in stages}
 
-    flips = find_price_flips(problem, stages)
+    flip = next_price_flip(problem, stages)
 
-    assert {flip.device_type for flip in flips} == set(problem.device_types)
-    for flip in flips:
-        assert flip.is_used == (flip.device_type in used)
-        farthest = MOST_FACTOR if flip.is_used else LEAST_FACTOR
-        expected = first_factor_by_trying_all(
-            problem, plans, flip.device_type, placement_of(stages), farthest
-        )
-        if expected is None:
-            assert flip.flip_usd_per_hour is None
-            continue
-        low, high = sorted(expected)
-        assert low * (1 - 1e-9) <= flip.flip_usd_per_hour / flip.price_usd_per_hour <= high * (1 + 1e-9)
-        assert placement_of(flip.stages) != placement_of(stages)
-        # Beyond the flip the named plan is the cheaper of the two.
-        beyond = with_price(problem, flip.device_type, expected[1])
-        assert evaluate(beyond, flip.stages).cost_usd < evaluate(beyond, stages).cost_usd
+    expected = {}
+    for name in problem.device_types:
+        farthest = MOST_FACTOR if name in used else 1 / MOST_FACTOR
+        found = first_factor_by_trying_all(problem, plans, name, placement_of(stages), farthest)
+        if found is not None and max(found[1], 1 / found[1]) < MOST_FACTOR:
+            expected[name] = found
+    if not expected:
+        assert flip is None
+        return
+    distances = {name: abs(math.log(found[1])) for name, found in expected.items()}
+    nearest, step = flip.device_type, math.log(MOST_FACTOR) / NUM_FACTORS
+    assert distances[nearest] <= min(distances.values()) + step  # of two types one rises as the other falls
+    assert flip.is_used == (nearest in used)
+    low, high = sorted(expected[nearest])
+    assert low * (1 - 1e-9) <= flip.flip_usd_per_hour / flip.price_usd_per_hour <= high * (1 + 1e-9)
+    assert placement_of(flip.stages) != placement_of(stages)
+    # Beyond the flip the named plan is the cheaper of the two.
+    beyond = with_price(problem, flip.device_type, expected[nearest][1])
+    assert evaluate(beyond, flip.stages).cost_usd < evaluate(beyond, stages).cost_usd
 
 
 def test_the_price_is_that_of_the_size_with_the_cheapest_unit():
@@ -82,8 +87,7 @@ def test_the_price_is_that_of_the_size_with_the_cheapest_unit():
     )
     sold = replace(problem, device_types={**problem.device_types, name: replace(unit, instances=sizes)})
 
-    found = next(
-        flip for flip in find_price_flips(sold, find_optimum(sold).stages) if flip.device_type == name
-    )
+    found = next_price_flip(sold, find_optimum(sold).stages)
 
+    assert found.device_type == name
     assert (found.offer, found.price_usd_per_hour) == ("pair", pytest.approx(2 * price))

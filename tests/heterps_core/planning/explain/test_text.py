@@ -74,11 +74,11 @@ def test_the_offer_and_its_price_are_named():
     assert "USD/hour for a c7i.4xlarge (today 0.8, +" in joined(explain(problem))
 
 
-def test_a_throughput_out_of_reach_is_told_with_the_most():
+def test_a_throughput_out_of_reach_is_shown_with_the_most():
     # The embedding takes 5 ms for 100 samples on all 8 cpu units.
     text = joined(explain(builders.make_problem(throughput_floor_samples_per_s=19_000.0)))
 
-    assert "cannot be had, the most is 20,000" in text
+    assert "is out of reach, the most is 20,000" in text
 
 
 def test_the_essential_lines_are_few():

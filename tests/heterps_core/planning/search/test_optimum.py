@@ -94,7 +94,7 @@ def test_a_capped_search_that_ends_early_still_finds_a_plan():
     problems = [nearly_out_of_reach(seed) for seed in range(3, 11)]
     proven = [find_optimum(problem).cost_usd for problem in problems]
 
-    found = [CappedSearch(each, most_steps=100).run().plan for each in problems]
+    found = [CappedSearch(each, most_steps=100).run().stages for each in problems]
 
     costs = [evaluate(each, stages).cost_usd for each, stages in zip(problems, found, strict=True)]
     assert costs == pytest.approx(proven, rel=0.01)

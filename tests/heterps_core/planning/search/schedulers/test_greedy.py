@@ -6,8 +6,9 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.schedulers.base import runs_of
 from heterps_core.planning.search.schedulers.brute_force import BruteForceScheduler
-from heterps_core.planning.search.schedulers.greedy import GreedyScheduler, runs_of
+from heterps_core.planning.search.schedulers.greedy import GreedyScheduler
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 
