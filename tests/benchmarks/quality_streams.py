@@ -22,7 +22,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import DataSchema, SequenceColumn
 from heterps_core.data.synthetic.click_stream import best_reachable_quality
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.models.architectures.din import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
+from heterps_core.models.architectures.din import DIN
 from heterps_core.models.architectures.parts import mlp
 from heterps_core.models.embedding_layers import Embeddings
 
@@ -50,9 +50,9 @@ class MeanPooled(nn.Module):
 
     def __init__(self, features: FeatureSpec) -> None:
         super().__init__()
-        self.vectors = Embeddings(features, dimension=EMBEDDING_DIMENSION)
-        self.deep = mlp(self.vectors.width, HIDDEN_WIDTHS)
-        self.output = nn.Linear(HIDDEN_WIDTHS[-1], features.num_labels)
+        self.vectors = Embeddings(features, dimension=DIN.DIMENSION)
+        self.deep = mlp(self.vectors.width, DIN.WIDTHS)
+        self.output = nn.Linear(DIN.WIDTHS[-1], features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
