@@ -89,7 +89,7 @@ def machine_checks(workspace: Workspace) -> Iterator[Check]:
 
 
 def package_checks(lock_file: Path) -> Iterator[Check]:
-    """Hold what is installed against the lock file."""
+    """Compare the installed packages with the lock file."""
     what = "packages"
     fix = f"{sys.executable} -m pip install -r {lock_file}   (or: make setup)"
     try:

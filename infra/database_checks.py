@@ -56,7 +56,7 @@ def prefect_database_check(workspace: Workspace, *, is_thorough: bool = True) ->
 
 
 def require_usable(checks: Iterable[Check]) -> None:
-    """Check that databases can be written, which what serves them would not say in one line.
+    """Check that databases can be written, and say in one line why not.
 
     Raises:
         ConfigurationError: One is locked by another process, damaged, or of a newer version.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_provider(workspace: Workspace, provider: str) -> None:
-    """Check, before any work, that a provider is known and has what it needs.
+    """Check, before any work, that a provider is known and set up.
 
     Raises:
         UnknownNameError: No such provider; names the known ones.
@@ -110,7 +110,7 @@ def launch_ids_of(ledger: Ledger, run_id: str) -> list[str]:
 
 
 def end_machines_of(workspace: Workspace, run_id: str) -> int:
-    """End what is left of a run's machines, found by its id alone; return how many. May be called again.
+    """Terminate the remaining machines of a run, found by its id alone; return how many. May be called again.
 
     A damaged ledger is set aside, and the machines are found by their own tags.
 
@@ -212,7 +212,7 @@ def keep_spot_prices(workspace: Workspace, provider: Provider, run_id: str) -> N
 def keep_storage_usage(
     workspace: Workspace, run_id: str, run: RunDirectory, cluster: Cluster, of_nodes: StorageUsage
 ) -> None:
-    """Write down what a launch asked of the bucket, and what the bucket kept since, for the bill; launches add up.
+    """Add the requests and the stored data of a launch to the usage of the bucket, for the bill.
 
     What stands there at the end counts for the whole time: the data came before the launch, and of checkpoints as
     many are kept at any time. This host still has to read the newest of them, for the model that is registered. A
@@ -235,7 +235,7 @@ def keep_storage_usage(
 
 
 def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill, ...]:
-    """Return what each launch of a run cost, from what this machine has written down alone.
+    """Return the bill of each launch of a run, from the files of this machine alone.
 
     What all launches asked of the bucket stands in the bill of the last.
     """
@@ -282,7 +282,7 @@ def _spot_prices_of(workspace: Workspace, run_id: str) -> dict[str, SpotHistory]
 
 
 def cost_metrics(workspace: Workspace, run_id: str) -> dict[str, float | None]:
-    """Return what the ledger knows that a run has cost so far; nothing for a run of another workspace.
+    """Return the cost of a run so far by the ledger; nothing for a run of another workspace.
 
     A run that had no machine has cost 0, where its folder shows that it was begun here.
     """

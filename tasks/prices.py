@@ -1,4 +1,4 @@
-"""Prices for a run: which files are read, how old they are, a refresh of all, and a re-check of what is bought."""
+"""Prices for a run: their files and age, a refresh of all, and a re-check of a purchase."""
 
 from __future__ import annotations
 
@@ -101,9 +101,9 @@ def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequ
 def recheck_prices(
     provisioning: Provisioning, *, provider: str, caps: Caps, spent_this_month_usd: float = 0.0
 ) -> Provisioning:
-    """Ask for the prices of what is about to be rented again; those are what the run's bill is frozen at.
+    """Ask again for the prices of machines right before their launch; the run's bill is frozen at them.
 
-    A price that cannot be asked for stays as it was planned with, which is told. The plan stays the same: its prices
+    A price that cannot be asked for stays as planned, which is logged. The plan stays the same: its prices
     are at most `_REFRESH_AFTER` old, and a plan that moves with every cent would never be launched. Alternatives and
     fall-backs that would break a cap at the prices of now are left out.
 

@@ -33,7 +33,7 @@ from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provisioning:
-    """What the plan would buy, and what this run launches."""
+    """The purchase of a plan, and the launch of this run."""
 
     cloud_plan: ProvisioningPlan
     """Instances for the whole plan."""
@@ -45,11 +45,11 @@ class Provisioning:
     """The plan's stages with the replicas of `launch_plan`."""
 
     predicted_cost_usd: float
-    """The plan's, with all that it is charged for, disks and addresses: what the caps are held against."""
+    """Cost of the plan with disks and addresses, which is compared with the caps."""
 
     is_dry_run: bool
     bucket_usd: float = 0.0
-    """Reports of the run, its model, and what leaves the bucket's region; the caps count it on top from the start."""
+    """Cost of the run's bucket and of traffic out of its region; counts against the caps from the start."""
 
     price_files: tuple[Path, ...] = (BUNDLED_SNAPSHOT.path,)
     """Where the prices were read from."""
@@ -119,7 +119,7 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
 
 
 def check_markets(*, provider: str, region: str) -> None:
-    """Check what is to be bought where, before any work.
+    """Check the region of a purchase, before any work.
 
     Raises:
         ConfigurationError: Machines are rented that another region sells.
@@ -285,5 +285,5 @@ def within_caps(
 
 
 def usd_for(price_usd_per_hour: float, seconds: float) -> float:
-    """Return what machines at a price cost in some seconds."""
+    """Return the cost of machines at a price in some seconds."""
     return price_usd_per_hour * seconds / SECONDS_PER_HOUR

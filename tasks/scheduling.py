@@ -68,7 +68,7 @@ def make_problem(
     wire_dtype: str = "float32",
     planning_time: PlanningTime | None = None,
 ) -> SchedulingProblem:
-    """Put profiles, offers, the job, the floor and what else is charged together.
+    """Return the planning problem of profiles, offers, a job, a floor and extra costs.
 
     The step is the trainer's, which drains where updates are not delayed: without an update mode, in short runs.
     Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the

@@ -56,7 +56,7 @@ def resume_summary(run: RunDirectory) -> str:
 
 
 def stopped_error(stopped: Stopped, *, run_id: str) -> RunStoppedError:
-    """Return what to say of a run that was stopped, as `heterps stop` asks; its model is not judged."""
+    """Return the error of a run that `heterps stop` stopped; its model is not judged."""
     steps = stopped.training.steps
     return RunStoppedError(
         f"run {run_id} was asked to stop: it wrote a checkpoint at step {steps[-1].step if steps else 0:,} and its "

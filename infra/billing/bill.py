@@ -85,7 +85,7 @@ def bill_for_run(
     storage: StorageUsage | None = None,
     spot_prices: Mapping[str, SpotHistory] = _NO_HISTORIES,
 ) -> Bill:
-    """Add up what a run cost until `now`.
+    """Add up the cost of a run until `now`.
 
     Each machine is charged from its launch to its end, or to `now` while it lives, but at least the
     provider's shortest charged time: usd = seconds / 3600 * price_usd_per_hour. A spot machine with a price history
@@ -218,7 +218,7 @@ def waste_lines(
     repeated_seconds: float,
     idle_shares: Mapping[int, float],
 ) -> tuple[WasteLine, ...]:
-    """Return what of a run's bills bought no training, each line a part of the total and none of it besides.
+    """Return the parts of a run's bills that bought no training; no part is in two lines.
 
     Machines cost the same whether they train, boot or wait.
 

@@ -1,4 +1,4 @@
-"""Holds what a living run has spent against the caps: warns, asks for a checkpoint and a stop, ends the machines.
+"""Compares the spending of a living run with its caps: warns, asks for a checkpoint and a stop, ends the machines.
 
     within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
 
@@ -37,7 +37,7 @@ _LARGEST_RESERVE_SHARE = 0.05
 LOOK_INTERVAL_S = 1.0
 
 _BLIND_LIMIT_S = 120.0
-"""So long a run with a cap goes on while nothing tells what it spends; known machines are counted on meanwhile."""
+"""Longest time in which a run with a cap goes on while its spending is unknown; known machines count on meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ class Spending:
     """By all runs of the calendar month, this one included."""
 
     blind_because: str | None = None
-    """Why neither the ledger nor the provider could be read, and this is counted on from what they said before."""
+    """Why neither the ledger nor the provider could be read; the spending is counted on from their last answers."""
 
 
 def spent_usd(
@@ -59,7 +59,7 @@ def spent_usd(
     now: datetime,
     since: datetime | None = None,
 ) -> float:
-    """Return what machines of a provider cost until `now`, of it what fell after `since` where that is given.
+    """Return the cost of machines of a provider until `now`, from `since` on where that is given.
 
     With disks and addresses, as the bill has it; what a run asks of its bucket is known when it has ended.
     """
@@ -89,7 +89,7 @@ def start_of_month(now: datetime) -> datetime:
 
 @dataclass(kw_only=True)
 class BudgetWatch:
-    """Looks at what a run spends, again and again, and acts once at each threshold."""
+    """Compares the spending of a run with its caps again and again, and acts once at each threshold."""
 
     caps: Caps
     spending: Callable[[], Spending]
@@ -112,7 +112,7 @@ class BudgetWatch:
         self._saw_s = self.steady_s()
 
     def look(self) -> None:
-        """Compare what was spent with the caps."""
+        """Compare the spending with the caps."""
         blind_because: str | None
         try:
             spending = self.spending()

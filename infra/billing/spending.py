@@ -1,4 +1,4 @@
-"""What a run's machines have cost so far, as far as anything knows: cluster, ledger and provider, by a steady clock.
+"""The cost of a run's machines so far, by cluster, ledger and provider, and by a steady clock.
 
 A ledger can be damaged, a cloud may not answer, and a clock can be set while a run lives. Each machine counts once
 with the longest life that any of them tells; what was seen once counts on, also while nothing can be seen.
@@ -44,7 +44,7 @@ class _Machine:
 
 
 class SpendingMeter:
-    """Adds up what a run has cost; call it again and again.
+    """Adds up the cost of a run; call it again and again.
 
     Args:
         provider: Of the machines; asked every `PROVIDER_INTERVAL_S`.
@@ -89,7 +89,7 @@ class SpendingMeter:
         }
 
     def __call__(self) -> Spending:
-        """Return what was spent until now; `blind_because` where neither ledger nor provider could be read."""
+        """Return the spending until now, with `blind_because` where neither ledger nor provider could be read."""
         self._ask_provider()
         now = self._now()
         answer, self._answer = self._answer, None
@@ -113,7 +113,7 @@ class SpendingMeter:
         )
 
     def _ask_provider(self) -> None:
-        """Ask in a thread: a network that swallows what is sent must not stop the count."""
+        """Ask in a thread: a network that does not answer must not stop the count."""
         if self._steady_s() - self._asked_s < PROVIDER_INTERVAL_S:
             return
         if self._question is None or not self._question.is_alive():

@@ -133,7 +133,7 @@ class Bootstrap:
     """Proves that a process is of the run, and that its job, cluster and checkpoints are."""
 
     wheel: _NodeWheel | None = None
-    """The code that the node takes from the run directory; None takes what is installed on it."""
+    """The code that the node takes from the run directory; None takes the installed one."""
 
 
 def node_environment(

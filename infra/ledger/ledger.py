@@ -1,4 +1,4 @@
-"""The write-ahead launch ledger: what was asked for, had and ended, at which price.
+"""The write-ahead launch ledger: intended, launched and ended machines, with their prices.
 
 Each launch is written down before the call that makes it, so that a process killed in between leaves an
 entry to look for, not an unknown instance. The price is copied in and never looked up again.
@@ -72,7 +72,7 @@ class Ledger:
             bring_up_to_date(database, path)
 
     def checked(self, check: Callable[[], None]) -> Ledger:
-        """Return the same ledger, which calls `check` before each intent; what that raises keeps a launch away."""
+        """Return the same ledger, which calls `check` before each intent; its error prevents the launch."""
         checked = copy(self)
         checked._check_intent = check
         return checked
@@ -251,7 +251,7 @@ def _find(database: sqlite3.Connection, condition: str, *values: object) -> Ledg
 
 
 def _find_intent(database: sqlite3.Connection, instance: Instance) -> LedgerEntry | None:
-    """Return the open intent that a machine was launched for; those of one stage are alike."""
+    """Return the open intent that a machine was launched for; intents of one stage are alike."""
     intents = "run_id = ? AND state = ?"
     keys: tuple[object, ...] = (instance.run_id, EntryState.INTENDED)
     if instance.node_id is not None:

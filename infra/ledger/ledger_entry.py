@@ -119,7 +119,7 @@ class LedgerEntry(Price):
     ended_at: datetime | None = None
     provider_instance_id: str | None = None
     reason: str | None = None
-    """An `EndReason`, or what the provider answered to a failed launch."""
+    """An `EndReason`, or the provider's answer to a failed launch."""
 
     disk_usd_per_hour: float = 0.0
     """Price of its room for rows of tables, besides its own."""

@@ -1,4 +1,4 @@
-"""The file of the ledger: its table, older versions of it, and what is done about a damaged one.
+"""The file of the ledger: its table, upgrades of older versions, and the repair of a damaged one.
 
 A damaged file is never written again: it is set aside beside the new one, which takes over the rows that can still
 be read. What is missing then, the sweeper writes down from the tags of the machines.
@@ -47,7 +47,7 @@ _PRIMARY_CODE = 0xFF
 
 @contextmanager
 def transaction(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the file, and commit what the block writes.
+    """Open the file, and commit the writes of the block.
 
     Raises:
         LedgerError: It is no whole database, its disk is full, or another process holds it too long.
@@ -166,7 +166,7 @@ def set_aside_if_damaged(path: Path, *, now: datetime) -> Iterator[Path | None]:
 
 
 def readable_entries(path: Path) -> list[LedgerEntry]:
-    """Return what can be read of a damaged file, from its beginning and from its end."""
+    """Return the entries of a damaged file that can be read from its beginning and from its end."""
     found: dict[tuple[object, ...], LedgerEntry] = {}
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:

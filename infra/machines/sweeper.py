@@ -111,7 +111,7 @@ def sweep_workspace(
 
 
 def usable_ledger(workspace: Workspace) -> tuple[Ledger, str | None]:
-    """Return a ledger that can be read, and what was done for it: a damaged file is set aside and kept.
+    """Return a readable ledger, with a note where a damaged file was set aside.
 
     The new one has what could still be read; what is missing, a sweep writes down from the machines' tags.
 
@@ -203,7 +203,7 @@ def _regions_of(entries: Iterable[LedgerEntry], name: str, *, configured: str | 
 
 
 def providers_in_use(ledger: Ledger) -> list[str]:
-    """Return those with machines that the ledger does not know to be over, and those that are set up here.
+    """Return the providers with open machines in the ledger, and those that are set up here.
 
     The latter whatever a lost ledger says.
     """
@@ -213,7 +213,7 @@ def providers_in_use(ledger: Ledger) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Look:
-    """A machine, and what the sweep did to it."""
+    """A machine with the decision of the sweep."""
 
     instance: Instance
     reason: EndReason | None

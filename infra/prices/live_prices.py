@@ -72,12 +72,12 @@ class LivePrices(ABC):
 
     @abstractmethod
     def sizes(self, region: str, families: Iterable[str]) -> Mapping[str, InstanceType]:
-        """Return what each instance type of some families is, by its name."""
+        """Return the sizes of the instance types of some families, by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refresh:
-    """All offers after a refresh, and what went wrong in it."""
+    """All offers after a refresh, and its problems."""
 
     offers: tuple[InstanceOffer, ...]
     num_new: int
@@ -225,6 +225,6 @@ def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetim
 
 
 def _moved_by(old: InstanceOffer, new: InstanceOffer) -> float:
-    """Return by which share a price rose; by all of it where there was none."""
+    """Return the share by which a price rose; 1 for a new price."""
     difference = new.price_usd_per_hour - old.price_usd_per_hour
     return ratio(difference, old.price_usd_per_hour, otherwise=float(difference > 0))

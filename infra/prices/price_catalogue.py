@@ -49,7 +49,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {
 
 
 def _columns(kind: type[Any]) -> dict[str, Callable[[str], Any]]:
-    """Return what reads each field of a dataclass that is one value."""
+    """Return the reader of each field of a dataclass that holds one value."""
     hints = get_type_hints(kind)
     return {name: _READERS[hints[name]] for name in kind.__dataclass_fields__ if hints[name] in _READERS}
 
@@ -171,7 +171,7 @@ class PriceCatalogue:
 
 
 def _offer_key(offer: InstanceOffer) -> _OfferKey:
-    """Return what tells an offer from others, whatever its price."""
+    """Return the identity of an offer, whatever its price."""
     return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
 
 

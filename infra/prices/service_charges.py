@@ -1,4 +1,4 @@
-"""What a run is charged besides its instances: disks, addresses, requests and storage; list prices with their source.
+"""The charges of a run besides its instances: disks, addresses, requests and storage; list prices with their source.
 
 They are small beside the machines, and they are not nothing: 33 nodes that beat every two seconds through a bucket
 would pay 0.9 USD an hour for requests alone, an eighth of what the machines cost.
@@ -63,13 +63,13 @@ class ServiceLine:
 
 
 def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: float) -> float:
-    """Return what an instance is charged for more room and throughput of its disk."""
+    """Return the price of more room and throughput of an instance's disk."""
     throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0.0) * RATES["disk throughput"].usd_per_unit
     return (gigabytes * RATES["disks"].usd_per_unit + throughput) / HOURS_PER_MONTH
 
 
 def usd_per_machine_hour(*, disk_gb_each: float) -> float:
-    """Return what each hour of an instance costs besides its own price: disk, address, heartbeats and lease looks."""
+    """Return the hourly cost of an instance besides its own price: disk, address, heartbeats and lease looks."""
     requests = StorageUsage(
         put_requests=round(SECONDS_PER_HOUR / BUCKET_HEARTBEAT_INTERVAL_S),
         get_requests=round(_REQUESTS_PER_LOOK * SECONDS_PER_HOUR / _LEASE_LOOK_INTERVAL_S),
@@ -85,7 +85,7 @@ def service_lines(
     storage: StorageUsage | None = None,
     table_disk_usd: float = 0.0,
 ) -> tuple[ServiceLine, ...]:
-    """Return what instances and their bucket are charged besides the instances' own price.
+    """Return the charges of instances and their bucket besides the instances' own price.
 
     Transfer between machines of one zone and to a bucket of their region is free (aws.amazon.com/ec2/pricing).
 

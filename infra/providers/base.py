@@ -69,7 +69,7 @@ class Provider(ABC):
     """Each of them is asked by itself, and does not know the machines of another."""
 
     price_file: ClassVar[PriceFile] = BUNDLED_SNAPSHOT
-    """Prices that it is planned with; what `live_prices` has answered since ranks above them."""
+    """Prices for plans; newer answers of `live_prices` replace them."""
 
     live_prices: ClassVar[type[LivePrices] | None] = None
     """Asked for prices of now before machines are rented; None where the provider has no such service."""
@@ -82,7 +82,7 @@ class Provider(ABC):
 
     minimum_billed_s: ClassVar[float]
     tags_grace_s: ClassVar[float] = 0.0
-    """How old a machine may be before what it carries can be read; 0 where it is there from the first moment."""
+    """Age of a machine until its tags can be read; 0 where they are there from the first moment."""
 
     disk_gb_each: ClassVar[float] = 0.0
     """Size of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
@@ -122,12 +122,12 @@ class Provider(ABC):
 
     @classmethod
     def services_usd_per_machine_hour(cls) -> float:
-        """Return what a machine is billed besides its own price; a process has no disk and no address."""
+        """Return the hourly cost of a machine besides its own price; a process has no disk and no address."""
         return 0.0 if cls.runs_here else usd_per_machine_hour(disk_gb_each=cls.disk_gb_each)
 
     @classmethod
     def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
-        """Return what all machines of a plan are billed, with their disks and addresses."""
+        """Return the hourly bill of all machines of a plan, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
         services_usd_per_hour = (
             cls.services_usd_per_machine_hour() + plan.disk_usd_per_hour * cls.charges_money
@@ -143,7 +143,7 @@ class Provider(ABC):
         return entry.provider == self.name
 
     def checks(self) -> Iterator[Check]:
-        """Yield what this machine needs to rent, for `heterps doctor`; nothing is bought or made."""
+        """Yield the checks of renting from this machine, for `heterps doctor`; nothing is bought or made."""
         return iter(())
 
     def check_run_directory(self, location: str) -> None:  # noqa: B027
@@ -221,7 +221,7 @@ class Provider(ABC):
         return {}
 
     def remove_leftovers(self, *, now: datetime) -> tuple[str, ...]:
-        """Remove what runs without machines left beside them, and return its names; nothing where none is made."""
+        """Remove the leftovers of runs without machines, and return their names."""
         return ()
 
     def end_run(

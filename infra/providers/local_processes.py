@@ -24,7 +24,7 @@ from heterps_core.training.node.node_life import NODE_ID_VARIABLE
 from infra.bootstrap.node_start import RUN_ID_VARIABLE
 
 STATE_VARIABLE = "HETERPS_STATE_DIR"
-"""Tells the processes of one state directory from those of another on the same machine."""
+"""Distinguishes the processes of two state directories on one machine."""
 
 _TERM_GRACE_S = 3.0
 

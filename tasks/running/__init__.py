@@ -1,1 +1,1 @@
-"""A run while it lives: its folder, name, fleet, losses, budget, and what is cleaned up."""
+"""A run while it lives: its record, fleet, losses, budget and cleaning up."""

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: datetime) -> Spending:
-    """Return what a run has cost, and all runs with machines of the same provider in this month."""
+    """Return the cost of a run, and of all runs with machines of the same provider in this month."""
     entries = [entry for entry in Ledger(workspace.ledger_path).entries() if entry.provider == provider]
     of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run_id]
     return Spending(
@@ -32,7 +32,7 @@ def spending_of(workspace: Workspace, provider: str, run_id: str, *, now: dateti
 
 
 def spent_this_month_usd(workspace: Workspace, provider: str) -> float:
-    """Return what the machines of a provider have cost in this calendar month, at list prices for dry runs."""
+    """Return the cost of a provider's machines in this calendar month, at list prices for dry runs."""
     return spending_of(workspace, provider, run_id="", now=datetime.now(UTC)).month_usd
 
 

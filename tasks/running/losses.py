@@ -97,7 +97,7 @@ class Loss:
 
 
 def _restart_budget(asked: int | None, *, interruptions_per_hour: float) -> int:
-    """Return how often a run may restart within an hour: as asked, by default by what its plan expects.
+    """Return how often a run may restart within an hour: as asked, by default by the interruptions of its plan.
 
     Args:
         interruptions_per_hour: Of the whole fleet, by its plan.

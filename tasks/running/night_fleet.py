@@ -185,7 +185,7 @@ class NightFleet:
     def _following(
         self, wanted: Fleet, missing: Sequence[str], *, is_training: bool, step: int | None = None
     ) -> tuple[Fleet | Replan, str]:
-        """Decide how a fleet goes on whose machines are missing, and launch what that needs; return why, too.
+        """Decide how a fleet with missing machines goes on, and launch machines for it; return the reason, too.
 
         Where the others can train, missing machines are launched beside the training, not before it.
         """

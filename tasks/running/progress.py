@@ -42,7 +42,7 @@ def log_block(text: str) -> None:
 
 
 class _TerminalHandler(logging.Handler):
-    """Shows steps on a terminal, what stands before each text in colour, and a bar below for what is going on."""
+    """Shows steps on a terminal, their names in colour, and a bar below with the progress of the phase."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ def choose_start(
     schema: DataSchema,
     optimizers: Mapping[str, str],
 ) -> Start:
-    """Return what a new run begins with; a champion's weights keep the rule for texts that they were trained by.
+    """Return the start of a new run; a champion's weights keep the rule for texts that they were trained by.
 
     Args:
         day: That the night trains on; None where the data has no days.
@@ -119,7 +119,7 @@ def _of_weights(model: str) -> str:
 
 
 def load_start(run: RunDirectory) -> Start | None:
-    """Return what a run that is resumed began with; None where it was not submitted yet and may choose again."""
+    """Return the start of a run that is resumed; None where it was not submitted yet and may choose again."""
     document = find_signed_json(run, JOB)
     if document is None:
         return None
@@ -135,7 +135,7 @@ def load_start(run: RunDirectory) -> Start | None:
 def _optimizer_state(
     folder: Path, description: Mapping[str, Any], optimizers: Mapping[str, str]
 ) -> tuple[OptimizerState | None, str]:
-    """Return the optimizers' state of an exported model, after checking it, and for people what goes on of it."""
+    """Return the checked optimizer state of an exported model, and a text that says which of it goes on."""
     if "optimizer_state" not in description:
         return None, "the optimizers start again, as the version holds no state of theirs"
     state = OptimizerState(**description["optimizer_state"])

@@ -43,11 +43,11 @@ class Tidied:
     """Name -> why."""
 
     problems: Sequence[str] = ()
-    """Each says what could not be deleted or looked at, and why."""
+    """Files that could not be deleted or looked at, each with the reason."""
 
 
 def drop_what_resuming_needs(run: RunDirectory) -> None:
-    """Delete checkpoints, start model and rows of a run that has finished; what cannot be is warned of."""
+    """Delete checkpoints, start model and rows of a run that has finished; failures are logged."""
     try:
         for folder in _NEEDED_TO_RESUME:
             run.delete_folder(folder)
@@ -97,7 +97,7 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
 def _places_by_run(
     workspace: Workspace, machines: Mapping[str, list[LedgerEntry]]
 ) -> tuple[dict[str, list[RunDirectory]], list[str]]:
-    """Return where each run has files that could be deleted, and what could not be looked at.
+    """Return the folders of each run with files to delete, and the problems of the search.
 
     In the run store only runs that this workspace has rented for: others may share it.
     """

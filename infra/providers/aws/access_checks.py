@@ -25,7 +25,7 @@ _ALLOWED_CODE = "DryRunOperation"
 
 
 def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> Iterator[Check]:
-    """Ask AWS what a launch would need; calls that make something are dry runs, which AWS answers and does not do.
+    """Check with AWS that a launch would succeed; calls that make something are dry runs of AWS.
 
     A launch itself is not tried: what it may use (a group of the run) would have to be made first. Nor is a role, for
     which IAM knows no dry run.

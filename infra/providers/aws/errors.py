@@ -1,4 +1,4 @@
-"""What AWS answers instead of machines, and what a user can do about it."""
+"""Errors of AWS and boto3, each with a way out."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ _UNKNOWN_PROFILE = "invalid iam instance profile"
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
 _SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
-"""Beside a quota: the pools that are sold there are those that the quota refused."""
+"""Codes that do not count beside a quota: the quota refused the pools that are sold there."""
 
 
 class UnknownProfileError(ProvisioningError):
@@ -105,7 +105,7 @@ class UnknownProfileError(ProvisioningError):
 
 
 def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> ProvisioningError:
-    """Return the error for what AWS answered, with a fix for each code.
+    """Return the error for an answer of AWS, with a fix for each code.
 
     A fleet's answer has an error for each pool that was looked at. One that no other pool changes (a missing right)
     decides. Else, where one pool lacked capacity, the request was good and another zone may have it; where quotas
@@ -145,7 +145,7 @@ def is_refused(call: Callable[[], object], *codes: str) -> bool:
 
 @contextmanager
 def explained(action: str) -> Iterator[None]:
-    """Turn boto3's errors into ours, with what a user can do."""
+    """Turn boto3's errors into ours, with a way out."""
     try:
         yield
     except ClientError as problem:

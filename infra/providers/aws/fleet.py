@@ -120,7 +120,7 @@ def request_fleet(
     repetition: int,
     owner_tags: dict[str, str],
 ) -> tuple[tuple[str, ...], ProvisioningError | None]:
-    """Ask for all machines of a group in one zone; return the ids of those that were had, and why not all are there.
+    """Ask for all machines of a group in one zone; return the ids of launched ones, and why some are missing.
 
     EC2 may name refused pools beside machines that it did launch. There is no maximum price: it raises interruptions,
     and the planner holds the ceiling already.

@@ -1,4 +1,4 @@
-"""The launch of one run: what its machines are made from, and one attempt to have all of them in one zone."""
+"""The launch of one run: the settings of its machines, and one attempt to launch all of them in one zone."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineSettings:
-    """What the machines of every run are made from."""
+    """The settings of the machines of every run."""
 
     image_id: str | None = None
     """Machine image with Python and heterps; None takes the newest own one whose name matches."""
@@ -78,7 +78,7 @@ class MachineSettings:
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str]) -> MachineSettings:
-        """Return what HETERPS_AWS_* say, where they are not empty."""
+        """Return the settings of HETERPS_AWS_*."""
         return cls(
             image_id=variables.get("HETERPS_AWS_IMAGE") or None,
             subnet_id=variables.get("HETERPS_AWS_SUBNET") or None,
@@ -180,7 +180,7 @@ class RunLaunch:
             return find_network(self.client, self.machines.subnet_id)
 
     def _prepare(self, number: int) -> None:
-        """Make what the machines need beside them; what is there from an earlier try is used again."""
+        """Make security group, role and template, or use those of an earlier try."""
         now = self.now()
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
         name = self.machines.name_for(self.run_id)

@@ -1,4 +1,4 @@
-"""The launch template of a run and its security group: what all its machines have in common, one of each per run.
+"""The launch template and the security group that all machines of a run have in common.
 
 A repeated launch finds the template, which holds the lease, by the run's name: a repeated fleet request is the
 same to the letter, as its token demands. By the group machines reach one another, and nothing else reaches them.

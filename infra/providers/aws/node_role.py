@@ -1,4 +1,4 @@
-"""The role of a run's nodes: what they may do with the bucket, below their own run directory alone.
+"""The role of a run's nodes, which allows access to the bucket below their own run directory alone.
 
 S3 knows the role of a machine and not its tags, so a run has a role of its own, in an instance profile of the same
 name. Who may make roles could make any, so each carries a permissions boundary, without which IAM lets the controller
@@ -71,7 +71,7 @@ def is_in_s3(run_directory: str) -> bool:
 
 
 def node_policy(run_directory: str, data_folders: Collection[str] = ()) -> dict[str, Any]:
-    """Return what the nodes of one run may do.
+    """Return the policy of the nodes of one run.
 
     A run directory is for instance s3://bucket/heterps/night-1?region=us-east-1; data folders, such as
     clicks/raw, are read, which the boundary must allow, too.
@@ -181,7 +181,7 @@ def own_node_roles(client: Any, path: str) -> list[NodeRole]:
 
 
 def _listed(client: Any, what: str, kind: str, path: str) -> dict[str, Any]:
-    """Return by name what IAM lists below a path; looked at again here, since what is listed may be deleted."""
+    """Return the entries of IAM below a path, by name; the path is checked again, as entries may be deleted."""
     pages = client.get_paginator(f"list_{what}").paginate(PathPrefix=path)
     return {
         described[f"{kind}Name"]: described

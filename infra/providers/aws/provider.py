@@ -116,7 +116,7 @@ class AwsEc2Provider(Provider):
         return super().looks_after(entry) and entry.region == self.client.meta.region_name
 
     def checks(self) -> Iterator[Check]:
-        """Ask for what a launch would need; see `Provider.checks`."""
+        """Check that a launch would succeed; see `Provider.checks`."""
         return access_checks(self.client, self.machines, iam=self.iam)
 
     def check_run_directory(self, location: str) -> None:
@@ -203,7 +203,7 @@ class AwsEc2Provider(Provider):
             renew_lease_tags(self.client, [instance["InstanceId"] for instance in instances], until=until)
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
-        """Terminate what carries the run's tag, delete its template and its role; see `Provider.terminate`."""
+        """Terminate instances with the run's tag, delete its template and its role; see `Provider.terminate`."""
         check_run_id(run_id)
         with explained("find the instances to terminate"):
             tagged = live_instances(self.client, self.machines.workspace, run_id)

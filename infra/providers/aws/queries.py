@@ -181,7 +181,7 @@ class Ec2Clock:
 
 
 def renew_lease_tags(client: EC2Client, instance_ids: Sequence[str], *, until: datetime) -> None:
-    """Write the lease tag of instances, in one call where that goes; those that are gone are no error."""
+    """Write the lease tag of instances, in one call where possible; missing instances are no error."""
     tags: list[TagTypeDef] = [{"Key": LEASE_TAG, "Value": until.isoformat()}]
     # EC2 refuses all for one that is gone.
     if instance_ids and is_refused(

@@ -1,4 +1,4 @@
-"""What stands on every machine: whose it is, until when, and at which price; with it a lost ledger is written again.
+"""The tags of every machine: its owner, lease and price, from which a lost ledger is rebuilt.
 
 The tags are in the call that launches. An EC2 resource holds 50 of them, and a value 256 characters.
 """
@@ -69,13 +69,13 @@ def as_tag_list(tags: dict[str, str]) -> list[TagTypeDef]:
 
 
 def as_dictionary(tag_list: Sequence[TagTypeDef]) -> dict[str, str]:
-    """Return tags as a dictionary, those that everything of ours has always among them."""
+    """Return tags as a dictionary; run, intent and lease are empty where they are missing."""
     tags = {tag["Key"]: tag["Value"] for tag in tag_list}
     return {RUN_TAG: "", INTENDED_TAG: "", LEASE_TAG: "", **tags}
 
 
 def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
-    """Return the filters that find what a run, or every run of the workspace, has made."""
+    """Return the filters that find the resources of a run, or of every run of the workspace."""
     by_run: FilterTypeDef = (
         {"Name": "tag-key", "Values": [RUN_TAG]}
         if run_id is None
@@ -85,7 +85,7 @@ def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
 
 
 def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
-    """Read what EC2 says about an instance."""
+    """Return an instance from its description by EC2."""
     tags = as_dictionary(described.get("Tags", []))
     is_ended = described["State"]["Name"] in ENDED_STATES
     return Instance(
