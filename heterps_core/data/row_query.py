@@ -283,6 +283,13 @@ def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
 def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_dataset.Dataset:
     """Return files as one table, with a column for each folder named key=value that they lie in and do not name."""
     first = next(filter(holds_rows, files), files[0])
+    other = next((file for file in files if is_parquet(file) != is_parquet(first)), None)
+    if other is not None:
+        raise DataError(
+            other,
+            f"the files of a table must be all Parquet or all text, but {first} is of the other kind; name one by a "
+            f"pattern, or each as a table of its own in the query",
+        )
     if not is_parquet(first):
         with ThreadPoolExecutor() as pool:
             files = [file for file, holds in zip(files, pool.map(holds_rows, files), strict=True) if holds]
@@ -317,10 +324,11 @@ def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileForm
     if not delimiter or delimiter not in line:
         delimiter = "\t" if line.count("\t") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
+    is_quoted = delimiter != "\t" or line.startswith('"')
     has_header = not schema.column_names or not {*names}.isdisjoint(schema.column_names)
     return pa_dataset.CsvFileFormat(
         parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter, quote_char=delimiter != "\t" and '"', newlines_in_values=delimiter != "\t"
+            delimiter=delimiter, quote_char=is_quoted and '"', newlines_in_values=is_quoted
         ),
         read_options=pa_csv.ReadOptions(column_names=None if has_header else schema.column_names),
         convert_options=pa_csv.ConvertOptions(

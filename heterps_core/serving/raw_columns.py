@@ -97,10 +97,21 @@ def _lists(name: str, values: Sequence[Any], schema: DataSchema) -> pa.ListArray
         text = _as_text(name, value)
         return None if text is None else list(text.split(schema.list_separator))
 
+    def check_is_no_list(text: str) -> None:
+        if text.startswith("[") and text.endswith("]"):
+            raise DataError(
+                SOURCE,
+                f"column {name} must hold lists, or texts with {schema.list_separator!r} between the values, got the "
+                f"text {shorten(text)}; read such texts as lists, with ast.literal_eval or json.loads",
+            )
+
     if not isinstance(values, pa.Array | pa.ChunkedArray):
         # pandas reads lists as arrays, of which empty ones may have another type.
         values = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
     array = _arrow(values, as_texts)
+    if pa.types.is_string(array.type):
+        for text in array.drop_null().unique().to_pylist():
+            check_is_no_list(text)
     _check_identity(name, array)
     try:
         return clean_lists(array, schema, is_padded=schema.is_padded)
@@ -120,6 +131,11 @@ def _arrow(values: Sequence[Any], as_texts: Callable[[Any], object]) -> pa.Array
         values = list(values)
     if getattr(getattr(values, "dt", None), "tz", None) is not None:
         values = cast(Any, values).dt.tz_convert(None)
+    if str(getattr(values, "dtype", "")).startswith("period"):
+        # Arrow has a number for a period of pandas.
+        values = cast(Any, values).astype(str)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.unify_dictionaries().combine_chunks()
     try:
         array = pa.array(values, from_pandas=True)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):

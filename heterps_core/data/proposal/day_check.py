@@ -29,7 +29,7 @@ from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.reading.readers import read_rows
-from heterps_core.data.reading.row_batch import first_label, is_list
+from heterps_core.data.reading.row_batch import first_label, is_list, shown_name
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 from heterps_core.text_table import Table
@@ -85,7 +85,10 @@ class DayCheck:
     @property
     def findings(self) -> list[str]:
         """All that is unusual, a sentence each; empty where nothing is."""
-        return [*self.general, *(f"{each.name} {each.remark}" for each in self.columns if each.remark)]
+        return [
+            *self.general,
+            *(f"{shown_name(each.name)} {each.remark}" for each in self.columns if each.remark),
+        ]
 
     def table(self) -> Table:
         """Return a row for each column."""
@@ -100,7 +103,7 @@ class DayCheck:
         }
         rows = [
             (
-                each.name,
+                shown_name(each.name),
                 each.num_values,
                 each.missing_share,
                 each.missing_before,

@@ -29,15 +29,13 @@ from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.data.reading.readers import check_columns, read_rows
-from heterps_core.data.reading.row_batch import is_list, shorten
+from heterps_core.data.reading.row_batch import is_list, shown_name
 from heterps_core.data.schema import DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "is_clicked", "target", "converted", "y")
 POSITIVE_TEXTS = ("1", "1.0", "true", "yes", "y", "t", "click", "clicked")
-
-_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +64,7 @@ class ProposedSchema:
             },
             rows=[
                 (
-                    _shown(seen.values.name),
+                    shown_name(seen.values.name),
                     seen.type,
                     seen.role,
                     seen.values.missing_share,
@@ -157,7 +155,7 @@ def _readable(
     """
     slots = [seen for seen in columns if seen.role in (CATEGORICAL, MULTI_HOT)]
     if not slots:
-        doubts = [f"{_shown(seen.values.name)} {seen.remark}" for seen in columns if seen.is_leak]
+        doubts = [f"{shown_name(seen.values.name)} {seen.remark}" for seen in columns if seen.is_leak]
         raise DataError(
             file,
             "; ".join(
@@ -257,9 +255,4 @@ def _label_texts(file: SourcePath, label: SampledColumn) -> tuple[tuple[str, ...
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_shown, names))
-
-
-def _shown(name: str) -> str:
-    """Return a column's name as it fits into a line."""
-    return name if name.isprintable() and len(name) <= _SHOWN_CHARACTERS else shorten(name)
+    return ", ".join(map(shown_name, names))

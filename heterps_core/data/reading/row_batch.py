@@ -167,6 +167,11 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a column as it fits into a line."""
+    return name if name.isprintable() and len(name) <= 60 else shorten(name)
+
+
 def clean_lists(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.ListArray:
     """Return a column of lists, or of texts that the schema's separator cuts into lists, as lists of texts."""
     if not is_list(column.type):

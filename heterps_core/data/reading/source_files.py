@@ -111,7 +111,8 @@ def data_files_of(folder: SourcePath) -> list[SourcePath]:
             raise DataError(
                 folder,
                 f"must hold files, or folders named key=value such as hour=01, but holds the folder {entry.name!r}; "
-                f"rename it to _{entry.name} to leave it out, or name the files by a pattern",
+                f"rename it to _{entry.name} to leave it out, or name the files by a pattern; days need "
+                f"folders such as day=2026-11-01, or year=2026/month=11/day=01 for 2026/11/01",
             )
     return in_time_order(files)
 

@@ -33,13 +33,16 @@ class TextLayout:
     columns: tuple[str, ...]
     num_lines_before_rows: int
     is_padded: bool
+    is_quoted: bool = False
+    """Whether the names of a header between tabs stand in quotes, as then all fields do."""
+
     has_rows: bool = True
     """Writers leave files with a header alone, or without a line."""
 
     @property
     def quote(self) -> str | None:
         """Fields may stand in quotes (RFC 4180), except between tabs, where a quote is a character."""
-        return None if self.delimiter == "\t" else '"'
+        return None if self.delimiter == "\t" and not self.is_quoted else '"'
 
     def reading_options(self) -> dict[str, Any]:
         """Return Arrow's options for reading and parsing."""
@@ -146,6 +149,7 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
         columns=schema.column_names,
         num_lines_before_rows=0,
         is_padded=schema.is_padded,
+        is_quoted=line.startswith('"') and line.endswith('"') and '"\t"' in line,
     )
     if not first:
         return replace(layout, has_rows=False)
@@ -262,5 +266,14 @@ def _records(path: SourcePath, layout: TextLayout) -> Iterator[tuple[int, list[s
 
 def _line_problem(fields: list[str], layout: TextLayout, schema: DataSchema) -> str | None:
     if len(fields) != len(layout.columns):
-        return f"expected {len(layout.columns)} fields separated by {layout.delimiter!r}, got {len(fields)}"
+        has_escapes = layout.quote is not None and any("\\" in field for field in fields)
+        way_out = (
+            "write a quote within a field as two, in Spark by option('escape', '\"')"
+            if has_escapes
+            else "correct the line, or name columns and separator in a schema: heterps init proposes one"
+        )
+        return (
+            f"expected {len(layout.columns)} fields of the {schema.name} schema separated by {layout.delimiter!r}, "
+            f"got {len(fields)}; {way_out}"
+        )
     return row_problem(dict(zip(layout.columns, fields, strict=True)), schema)

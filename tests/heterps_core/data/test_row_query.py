@@ -393,3 +393,16 @@ def test_times_in_text_are_sorted_by_value(tmp_path, times):
     found = query.result([tmp_path / "x.csv"], day=None, schema=schema, folder=tmp_path / "results")
 
     assert pq.read_table(found)["at"].to_pylist() == [times[1], times[0], times[2]]
+
+
+def test_a_table_of_parquet_and_text_is_refused(tmp_path):
+    pq.write_table(pa.table({"label": ["1"], "site": ["a"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("label,site\n0,b\n")
+    query = RowQuery(tmp_path / "rows.sql", "SELECT * FROM rows")
+
+    with pytest.raises(
+        DataError, match=r"b.csv: the files of a table must be all Parquet or all text, .*a.parquet"
+    ):
+        query.result(
+            [tmp_path / "a.parquet", tmp_path / "b.csv"], day=None, schema=SCHEMA, folder=tmp_path / "r"
+        )

@@ -14,7 +14,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.row_arrays import rows_as_arrays
-from heterps_core.data.schema import DataSchema
+from heterps_core.data.schema import DataSchema, MultiHotColumn
 from heterps_core.errors import DataError
 from heterps_core.serving.raw_columns import model_input
 
@@ -147,3 +147,26 @@ def test_columns_that_are_missing_or_of_other_lengths_are_told():
         model_input({"site": ["a"]}, SCHEMA, PLAIN, FEATURES)
     with pytest.raises(DataError, match="must have columns of one length, got 1, 2"):
         model_input({"site": ["a"], "age": [1, 2]}, SCHEMA, PLAIN, FEATURES)
+
+
+def test_periods_of_pandas_are_their_texts():
+    periods = pd.Series(pd.period_range("2026-10", periods=3, freq="M"))
+
+    assert ids(periods) == ids(["2026-10", "2026-11", "2026-12"])
+    assert ids(pd.Series([pd.NaT, periods[0]], dtype="period[M]")) == ids([None, "2026-10"])
+
+
+def test_chunks_with_dictionaries_of_their_own_are_one_column():
+    chunks = [pa.array(values).dictionary_encode() for values in (["a", "b"], ["b", None, "c"])]
+
+    assert ids(pa.chunked_array(chunks)) == ids(["a", "b", "b", None, "c"])
+
+
+def test_a_list_that_is_written_as_a_text_is_refused():
+    schema = replace(SCHEMA, categorical_columns=(), multi_hot_columns=(MultiHotColumn(name="site"),))
+    features = schema.features([1_000])
+
+    with pytest.raises(
+        DataError, match=r"""site must hold lists, or texts with '|' .* got the text "\['a', 'b'\]".*"""
+    ):
+        model_input({"age": [1.0], "site": ["['a', 'b']"]}, schema, PLAIN, features)

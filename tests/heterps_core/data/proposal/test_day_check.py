@@ -120,3 +120,13 @@ def test_rows_must_be_in_the_order_of_the_column_that_the_schema_names(day):
     (finding,) = check_day(table, replace(SCHEMA, time_column="shown")).findings
 
     assert finding.startswith("shown: rows are not in its order")
+
+
+def test_an_odd_name_of_a_column_is_shown_in_one_line(tmp_path):
+    schema = DataSchema(name="odd", label_column="click", categorical_columns=("a\nb\x1b[2J",))
+    pq.write_table(pa.table({"click": [0, 1], "a\nb\x1b[2J": ["x", "x"]}), tmp_path / "rows.parquet")
+
+    check = check_day([tmp_path / "rows.parquet"], schema)
+
+    assert check.table().rows[0][0] == r"'a\nb\x1b[2J'"
+    assert check.findings == [r"'a\nb\x1b[2J' has one value at most"]
