@@ -42,7 +42,7 @@ from tasks.records.mlflow_names import MADE_UP_DATA
 from tasks.running.progress import log_step
 
 CLICK_STREAM_ROWS = 200_000
-"""Of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
+"""Rows of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
 
 CLICK_STREAM_SEED = 0
 """The stream is the same for every run, so that runs can be compared; a run's seed is for its training."""
@@ -229,15 +229,17 @@ def prepare_data(
     asked = f"{source} {schema_file}" + f" {prepare_sql}" * (prepare_sql is not None)
     name = f"{_file_name(source.name)}-{_short_hash(asked)}"
 
+    query = None if prepare_sql is None else RowQuery.load(Path(prepare_sql))
+    results = workspace.data_directory / f"{name}-{_RESULTS}"
+
     def made(files: Sequence[SourcePath], day: date | None) -> tuple[SourcePath, ...]:
         """Return files as a query makes them, or as they are."""
-        if prepare_sql is None:
-            return tuple(files)
-        query, folder = RowQuery.load(Path(prepare_sql)), workspace.data_directory / f"{name}-{_RESULTS}"
-        return (query.result(files, day=day, schema=schema, folder=folder),)
+        return (
+            tuple(files) if query is None else (query.result(files, day=day, schema=schema, folder=results),)
+        )
 
     if night is None:
-        rows = source if prepare_sql is None else made(list_source_files(source), None)
+        rows = source if query is None else made(list_source_files(source), None)
         with _made_by(prepare_sql):
             dataset = prepare_dataset(rows, schema=schema, out_dir=workspace.data_directory / name)
         _forget_unused_results(workspace, name)
@@ -247,13 +249,14 @@ def prepare_data(
             best_reachable=None,
         )
     night = _with_late_files(workspace, source, night, name=name, late_rows=late_rows)
-    way = _short_hash(f"{slot_rows} {numeric_transform} {text_rule}")
     with _damage_of(night):
         night = replace(
             night,
             train_files=made(night.train_files, night.day),
             eval_files=made(night.eval_files, night.day + timedelta(days=1)),
         )
+    # A folder of its own, so that no other night takes its place.
+    way = _short_hash(f"{slot_rows} {numeric_transform} {text_rule}")
     with _made_by(prepare_sql), _damage_of(night):
         if data_checks is not None:
             _check_last_day(night, schema, data_checks)
@@ -264,17 +267,12 @@ def prepare_data(
             eval_source=night.eval_files,
             numeric_transform=numeric_transform,
             text_rule=text_rule,
-            # A folder of its own, so that no other night takes its place.
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
     _forget_unused_results(workspace, name)
     if slot_rows is not None and schema.dynamic_ids is None:
-        outgrown = outgrown_tables(
-            dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
-        )
-        if outgrown is not None:
-            log_step("tables", outgrown)
+        _log_outgrown_tables(dataset)
     return PreparedClicks(
         directory=str(dataset.directory),
         description=f"{data}, {night.day} judged on the day after ({schema.name} format)",
@@ -283,6 +281,14 @@ def prepare_data(
         ),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
+
+
+def _log_outgrown_tables(dataset: PreparedDataset) -> None:
+    outgrown = outgrown_tables(
+        dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
+    )
+    if outgrown is not None:
+        log_step("tables", outgrown)
 
 
 @contextmanager

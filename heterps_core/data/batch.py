@@ -24,7 +24,7 @@ class ClickBatch:
 
     ids: torch.Tensor
     """[B, K] int64, row inside the table of its slot, where row 0 stands for a missing value, or with dynamic ids its
-    key; `NO_ID` fills the places of a list behind its end."""
+    key; `NO_ID` fills the places after the end of a list."""
 
     labels: torch.Tensor
     """[B] float32, 1 for a click and 0 for none; [B, labels] where there are several."""

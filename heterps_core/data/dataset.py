@@ -46,7 +46,7 @@ class PreparedDataset:
     Attributes:
         directory: Where the files lie; another process calls `PreparedDataset.open` with it.
         manifest: What the dataset holds.
-        largest_group_rows: Rows of its largest row group, those that are left out among them.
+        largest_group_rows: Rows of its largest row group, rows left out of training included.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PreparedDataset:
         return cls(directory, manifest, folder=folder)
 
     def until(self, num_train_rows: int) -> PreparedDataset:
-        """Return the same rows with fewer to train on: the first so many, at least 1; those behind are held out.
+        """Return the same rows with the first `num_train_rows`, at least 1, to train on; all later ones are held out.
 
         Row groups that are in memory are shared with it.
         """
@@ -203,7 +203,7 @@ class PreparedDataset:
     def held_out_rows(
         self, batch_index: int, *, batch_size: int, positions: npt.NDArray[Any] | None = None
     ) -> Int64Array:
-        """Return the row indices of a batch of held-out rows, or at some positions; none behind the last.
+        """Return the row indices of a batch of held-out rows, or at some positions; no row follows the last one.
 
         Each lane is a run of rows, so that a replica meets the same part of the files in each batch. The last batch
         may be short.
@@ -216,12 +216,7 @@ class PreparedDataset:
         return rows if positions is None else rows[positions]
 
     def _rows_of(
-        self,
-        order: EpochOrder,
-        batch_index: int,
-        positions: npt.NDArray[Any] | None,
-        *,
-        first_row: int = 0,
+        self, order: EpochOrder, batch_index: int, positions: npt.NDArray[Any] | None, *, first_row: int = 0
     ) -> Int64Array:
         """Return rows of a batch, and begin to read those of a later one that lie in a bucket."""
         positions = np.arange(order.batch_size) if positions is None else positions

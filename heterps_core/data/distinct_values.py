@@ -67,8 +67,8 @@ class ValueCounter:
     """Counts the different values of one column, and how often each occurs.
 
     Attributes:
-        num_rows: That were counted, those without a value included.
-        num_missing: Of these.
+        num_rows: Counted rows, rows without a value included.
+        num_missing: Counted rows without a value.
         num_occurrences: Values of all rows together, which are more than rows where these hold lists.
     """
 
@@ -118,7 +118,7 @@ class ValueCounter:
         return self.num_values + round(unseen * -math.expm1(more * math.log1p(-once / (n * unseen + once))))
 
     def column(self, name: str, *, num_rows: int) -> ColumnValues:
-        """Return what is known of the column in so many rows."""
+        """Return the estimated values of the column in `num_rows` rows."""
         num_present = self.num_rows - self.num_missing
         return ColumnValues(
             name=name,
@@ -141,14 +141,14 @@ class ValueCounter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnValues:
-    """What is known of the values of a categorical column in the training rows."""
+    """The values of a categorical column in the training rows."""
 
     name: str
     missing_share: float
-    """Of the rows, in [0, 1]."""
+    """Share of the rows without a value, in [0, 1]."""
 
     num_values: int
-    """Different ones in all rows; where a sample was counted, those to expect."""
+    """Different values in all rows; estimated where a sample was counted."""
 
     mean_length: float = 1.0
     """Values of a row that has any, in the mean: more than 1 in lists only."""
@@ -211,15 +211,15 @@ def tables_table(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IdTurnover(JsonDocument):
-    """What a night did to the ids of a column, in the table that has most of them."""
+    """How a night changed the ids of a column, in the table with most of them."""
 
     column: str
     table_rows: int
     num_ids: int
-    """That stay."""
+    """Ids that stay."""
 
     num_with_row: int
-    """Of these, seen often enough for a row of their own."""
+    """Ids that stay and were seen often enough for a row of their own."""
 
     num_admitted: int
     num_evicted: int
@@ -233,19 +233,19 @@ class IdTurnover(JsonDocument):
 def turnover_table(turnovers: Sequence[IdTurnover]) -> Table:
     """Return for people how full the tables of dynamic ids are, and which ids came and went."""
     return Table(
-        caption="Ids of categorical columns behind this night; each gets a row of its own once it was seen often",
+        caption="Ids of categorical columns after this night; each gets a row of its own once it was seen often",
         columns=TURNOVER_COLUMNS,
         rows=[
             (
-                turnover.column,
-                turnover.table_rows,
-                turnover.num_ids,
-                turnover.share_in_use,
-                turnover.num_with_row,
-                turnover.num_admitted,
-                turnover.num_evicted,
+                of.column,
+                of.table_rows,
+                of.num_ids,
+                of.share_in_use,
+                of.num_with_row,
+                of.num_admitted,
+                of.num_evicted,
             )
-            for turnover in turnovers
+            for of in turnovers
         ],
     )
 
@@ -272,6 +272,6 @@ def outgrown_tables(
     if not outgrown:
         return None
     return (
-        f"those of the champion are kept, but {len(outgrown)} of {len(columns)} columns have outgrown theirs: "
+        f"the champion's tables are kept, but {len(outgrown)} of {len(columns)} columns have outgrown theirs: "
         f"{'; '.join(outgrown)}; start_from=scratch trains a model with new ones, which have fewer collisions"
     )

@@ -72,7 +72,7 @@ class EpochOrder:
 
     Attributes:
         batch_size: Rows of a batch B.
-        num_batches: Full batches T, at least 1. The N - T B rows behind the last one are left out of this epoch, and
+        num_batches: Full batches T, at least 1. The last N - T B rows are left out of this epoch, and
             another epoch leaves out others; fewer rows than one batch takes are repeated in it.
 
     Args:
@@ -141,7 +141,7 @@ class EpochOrder:
         return self._shuffled(ordered, lane_start, lane_start + share * self.num_batches)
 
     def _shuffled(self, ordered: Int64Array, lane_start: Int64Array, lane_stop: Int64Array) -> Int64Array:
-        """Return the rows behind places of the new sequence, shuffled where row group and lane overlap."""
+        """Return the rows at places of the new sequence, shuffled where row group and lane overlap."""
         assert self._key is not None
         place = np.searchsorted(self._starts, ordered.astype(self._starts.dtype), side="right") - 1
         start, stop = self._starts[place].astype(np.int64), self._starts[place + 1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""What a model must know about its input: how many dense columns, how many rows per embedding table."""
+"""The shape of a model's input: how many dense columns, how many rows per embedding table."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MISSING_ROW = 0
 """Row of every slot that stands for "no value"; real values hash to the rows after it."""
 
 NO_ID = -1
-"""Fills the places of a shorter list, behind its values."""
+"""Fills the places after the values of a shorter list."""
 
 SUM, MEAN = POOLINGS = ("sum", "mean")
-"""What is made of the vectors of a slot's values."""
+"""Ways to combine the vectors of a slot's values."""
 
 SEQUENCE = "sequence"
 """In the place of a pooling: the values are in order; a model takes them so, or their mean."""
@@ -29,14 +29,14 @@ MIN_SLOT_ROWS = 2
 """One row for a missing value and at least one for the values."""
 
 BUCKET_ROWS = 512
-"""Of a table with dynamic ids: the hash of a value chooses a bucket, whose first row values without one of their own
-share. Where three quarters of the others are in use on average, a bucket overflows with a chance of about 1e-9."""
+"""Rows of a bucket with dynamic ids. The hash of a value chooses its bucket; values without a row of their own
+share its first row. Where three quarters of the others are in use on average, a bucket overflows with a chance of about 1e-9."""
 
 KEY_BITS = 62
-"""Of a dynamic id: the number of its slot, then the leading bits of its value's hash."""
+"""Bits of a dynamic id: the number of its slot, then the leading bits of its value's hash."""
 
 BUFFER_BYTES = 1 << 30
-"""Of the row groups that all replicas of a stage hold together; the larger they are, the fewer lie side by side."""
+"""Memory for the row groups that all replicas of a stage hold together; larger row groups are fewer at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class FeatureSpec(JsonDocument):
     """Most values of a row in each slot, at least 1; empty stands for 1 each."""
 
     slot_poolings: tuple[str, ...] = ()
-    """Of each slot one of `POOLINGS`, or `SEQUENCE`; empty stands for the sum."""
+    """One of `POOLINGS` for each slot, or `SEQUENCE`; empty stands for the sum."""
 
     slot_dimensions: tuple[int | None, ...] = ()
     """Width of the vectors of each slot, at least 1; None stands for the model's own, and empty for None each."""

@@ -111,9 +111,7 @@ def _offsets_of(texts: pa.StringArray) -> npt.NDArray[np.int32]:
     return offsets[texts.offset : texts.offset + len(texts) + 1]
 
 
-def _words_of(
-    texts: pa.StringArray,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], UInt64Array]:
+def _words_of(texts: pa.StringArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], UInt64Array]:
     """Return each text's first byte [n], its length [n] and all bytes as aligned words, two of padding."""
     offsets = _offsets_of(texts)
     first, last = int(offsets[0]), int(offsets[-1])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from heterps_core.data.distinct_values import ColumnValues
-from heterps_core.data.features import TEXT_RULE, FeatureSpec
+from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.schema import DataSchema
@@ -44,12 +44,45 @@ class SourceFile:
     """Time of the last change, nanoseconds since 1970; 0 of an object, whose tag tells it."""
 
     tag: str
-    """SHA-256 of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree. Of an
-    object its ETag."""
+    """SHA-256 of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree. The
+    ETag of an object."""
 
     def is_same(self, other: SourceFile) -> bool:
         """Tell whether it has the content of another, whenever each was written."""
         return (self.size_bytes, self.tag) == (other.size_bytes, other.tag)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparationRequest:
+    """All that decides what a prepared dataset holds."""
+
+    schema: DataSchema
+    buckets_per_slot: int | Sequence[int] | None
+    eval_fraction: float
+    numeric_transform: NumericTransform | None
+    """None where it is fitted on the rows."""
+
+    text_rule: int
+    sources: tuple[SourceFile, ...] = ()
+    num_eval_sources: int = 0
+    """The last sources, which are held out."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the request."""
+        document = {
+            "format_version": FORMAT_VERSION,
+            "sources": [asdict(source) for source in self.sources],
+            "schema": self.schema.to_json(),
+            "buckets_per_slot": self.buckets_per_slot,
+            "eval_fraction": self.eval_fraction,
+            "text_rule": self.text_rule,
+        }
+        if self.num_eval_sources:
+            document["num_eval_sources"] = self.num_eval_sources
+        if self.numeric_transform is not None:
+            document["numeric_transform"] = self.numeric_transform.to_json()
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +107,14 @@ class DatasetManifest(JsonDocument):
     num_train_rows: int
     num_eval_rows: int
     num_left_out_rows: int = 0
-    """Of the source, as its schema has a `negative_share`; they are in no other count, and have no index."""
+    """Rows of the source that `negative_share` leaves out; they are in no other count and have no index."""
 
-    num_sampled_rows: int
+    num_sampled_rows: int = 0
     """Training rows that the share of clicks, the values of the columns, and the transform where none was given, were
     measured on."""
 
-    num_sampled_clicks: int
-    columns: tuple[ColumnValues, ...]
+    num_sampled_clicks: int = 0
+    columns: tuple[ColumnValues, ...] = ()
     file_groups: tuple[int, ...]
     sources: tuple[SourceFile, ...]
     bucket_files: tuple[int, ...] = ()
@@ -142,32 +175,3 @@ def describe_source(file: SourcePath) -> SourceFile:
         modified_ns=status.st_mtime_ns,
         tag=digest.hexdigest(),
     )
-
-
-def compute_fingerprint(
-    sources: Sequence[SourceFile],
-    schema: DataSchema,
-    buckets_per_slot: int | Sequence[int] | None,
-    eval_fraction: float,
-    *,
-    num_eval_sources: int = 0,
-    numeric_transform: NumericTransform | None = None,
-    text_rule: int = TEXT_RULE,
-) -> str:
-    """Return a hash of everything that decides what a prepared dataset holds.
-
-    Sources that are held out are the last; a numeric transform is given where none is fitted on the rows.
-    """
-    document = {
-        "format_version": FORMAT_VERSION,
-        "sources": [asdict(source) for source in sources],
-        "schema": schema.to_json(),
-        "buckets_per_slot": buckets_per_slot,
-        "eval_fraction": eval_fraction,
-        "text_rule": text_rule,
-    }
-    if num_eval_sources:
-        document["num_eval_sources"] = num_eval_sources
-    if numeric_transform is not None:
-        document["numeric_transform"] = numeric_transform.to_json()
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -19,8 +19,8 @@ def rows_to_keep(
 ) -> npt.NDArray[np.bool_]:
     """Return which rows of a part of the source are kept [n]: clicks, held-out rows, and a share of the others.
 
-    Labels [n] are 1 for a click; `first` is the place of the first row in the source, whose rows behind
-    `num_train_rows` are held out. The share lies in (0, 1].
+    Labels [n] are 1 for a click; `first` is the place of the first row in the source, whose rows from
+    `num_train_rows` on are held out. The share lies in (0, 1].
 
     Example:
         >>> labels = np.zeros(10_000, dtype=np.uint8)

@@ -22,8 +22,8 @@ MIN_STANDARD_DEVIATION = 1e-6
 """A column that varies less than this is constant for float32 input and is only centred."""
 
 OUTER_SHARE = 0.01
-"""Of the values at each end; a bound lies as far outside of the others as they reach. Of normally distributed ones it
-is 7 deviations from the mean."""
+"""Share of the values at each end that are outer; a bound lies as far outside of the others as they reach, for a
+normal distribution 7 deviations from the mean."""
 
 _LARGEST = 1e140
 """Squares of larger numbers cannot be summed in float64."""
@@ -121,7 +121,7 @@ def _fitted(values: npt.NDArray[np.float64]) -> tuple[float, float, float, float
 def _bounds(values: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Return how low and high the values [n] of a column count.
 
-    Those at the ends are told among the values that are not the median, which most rows may have.
+    Outer values are found among the values other than the median, as most rows may have the median.
     """
     median = float(np.partition(values, len(values) // 2)[len(values) // 2])
     others = values[values != median]

@@ -14,21 +14,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import BUFFER_BYTES, FIRST_TEXT_RULE, MIN_SLOT_ROWS, TEXT_RULE
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
+    PreparationRequest,
     SourceFile,
-    compute_fingerprint,
     describe_source,
     folder_of,
     read_manifest,
@@ -41,18 +40,15 @@ from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
 from heterps_core.data.reading.readers import Source, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
-from heterps_core.data.reading.text_reader import read_text
+from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP, write_parquet
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
-from heterps_core.data.schema import DataSchema
+from heterps_core.data.schema import MAX_TABLE_ROWS, DataSchema
 from heterps_core.data.training_rows import check_unproven, with_sample, without_left_out
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
 
 logger = logging.getLogger(__name__)
-
-ROWS_PER_GROUP = 16_384
-"""Of the files that text is converted to: a gigabyte holds 417 row groups of Criteo's columns."""
 
 _OWN_NAMES = re.compile(
     rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
@@ -97,7 +93,14 @@ def prepare_dataset(
         DataError: The source cannot be read (with file and line), or has too few rows.
         ConfigurationError: A parameter is out of range, or `out_dir` holds something else.
     """
-    _check_parameters(buckets_per_slot, eval_fraction, numeric_transform, schema)
+    request = PreparationRequest(
+        schema=schema,
+        buckets_per_slot=buckets_per_slot,
+        eval_fraction=eval_fraction,
+        numeric_transform=numeric_transform,
+        text_rule=text_rule,
+    )
+    _check_parameters(request)
     out_dir = Path(out_dir).absolute()
     _check_replaceable(out_dir)
     files = list_source_files(source)
@@ -109,124 +112,85 @@ def prepare_dataset(
     with _exclusive(out_dir.parent):
         with ThreadPoolExecutor() as pool:
             sources = tuple(pool.map(describe_source, (*files, *eval_files)))
-        fingerprint = compute_fingerprint(
-            sources,
-            schema,
-            buckets_per_slot,
-            eval_fraction,
-            num_eval_sources=len(eval_files),
-            numeric_transform=numeric_transform,
-            text_rule=text_rule,
-        )
+        request = replace(request, sources=sources, num_eval_sources=len(eval_files))
         present = read_manifest(folder_of(out_dir))
-        if present is not None and present.fingerprint == fingerprint:
+        if present is not None and present.fingerprint == request.fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
             return PreparedDataset(out_dir, present)
-        partial = out_dir.with_name(f".{out_dir.name}.partial")
-        try:
-            # What a killed preparation left there goes.
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            check_time_order((*files, *eval_files), schema)
-            manifest = _prepare_rows(
-                partial,
-                files,
-                eval_files,
-                schema=schema,
-                buckets_per_slot=buckets_per_slot,
-                eval_fraction=eval_fraction,
-                numeric_transform=numeric_transform,
-                text_rule=text_rule,
-                sources=sources,
-                fingerprint=fingerprint,
-            )
-            replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
-            # Who has the old files open keeps them.
-            shutil.rmtree(out_dir, ignore_errors=True)
-            partial.rename(out_dir)
-        except OSError as error:
-            free_bytes = shutil.disk_usage(out_dir.parent).free
-            raise DataError(
-                out_dir,
-                f"cannot write the prepared dataset: {error.strerror or error}, with {free_bytes:,} bytes free; "
-                f"free space, or give the source as Parquet, which is not copied",
-            ) from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        manifest = _replace(out_dir, (*files, *eval_files), request)
         logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
         # Before another process may replace it.
         return PreparedDataset(out_dir, manifest)
 
 
+def _replace(out_dir: Path, files: Sequence[SourcePath], request: PreparationRequest) -> DatasetManifest:
+    """Prepare rows beside a folder and put them in its place at the end."""
+    partial = out_dir.with_name(f".{out_dir.name}.partial")
+    try:
+        # Files that a killed preparation left there go.
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        check_time_order(files, request.schema)
+        manifest = _prepare_rows(partial, files, request)
+        replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
+        # A process that has the old files open keeps them.
+        shutil.rmtree(out_dir, ignore_errors=True)
+        partial.rename(out_dir)
+    except OSError as error:
+        free_bytes = shutil.disk_usage(out_dir.parent).free
+        raise DataError(
+            out_dir,
+            f"cannot write the prepared dataset: {error.strerror or error}, with {free_bytes:,} bytes free; "
+            f"free space, or give the source as Parquet, which is not copied",
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
 def _prepare_rows(
-    directory: Path,
-    files: Sequence[SourcePath],
-    eval_files: Sequence[SourcePath],
-    *,
-    schema: DataSchema,
-    buckets_per_slot: int | Sequence[int] | None,
-    eval_fraction: float,
-    numeric_transform: NumericTransform | None,
-    text_rule: int,
-    sources: tuple[SourceFile, ...],
-    fingerprint: str,
+    directory: Path, files: Sequence[SourcePath], request: PreparationRequest
 ) -> DatasetManifest:
     """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
+    schema = request.schema
     with ThreadPoolExecutor(thread_name_prefix="convert") as pool:
         # Arrow leaves Python's lock while it parses and writes.
         taken = list(
             pool.map(
                 lambda number, file, known: _take_file(file, directory, number, schema, known),
                 count(),
-                (*files, *eval_files),
-                sources,
+                files,
+                request.sources,
             )
         )
-    if text_rule == FIRST_TEXT_RULE:
-        _check_same_types((*files, *eval_files), [each.columns for each in taken], schema)
+    if request.text_rule == FIRST_TEXT_RULE:
+        _check_same_types(files, [each.columns for each in taken], schema)
     sizes = [each.sizes for each in taken]
-    num_rows_of = [sum(each) for each in sizes]
-    num_rows = sum(num_rows_of)
-    for part, rows in ((files, num_rows_of[: len(files)]), (eval_files, num_rows_of[len(files) :])):
-        if part and not sum(rows):
-            raise DataError(part[0], f"must hold at least one row of {schema.name} data, got none")
-    if buckets_per_slot is None or isinstance(buckets_per_slot, int):
-        slot_rows = (buckets_per_slot or MIN_SLOT_ROWS,) * len(schema.slot_columns)
-    else:
-        slot_rows = tuple(buckets_per_slot)
-    if eval_files:
-        num_eval_rows = sum(num_rows_of[len(files) :])
-        eval_fraction = num_eval_rows / num_rows
-    else:
-        num_eval_rows = min(max(1, round(num_rows * eval_fraction)), num_rows - 1) if eval_fraction else 0
-    if eval_fraction > 0.0 and num_rows < 2:
-        raise DataError(
-            files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
-        )
-    starts = np.cumsum([0, *(size for each in sizes for size in each)], dtype=np.int64)
+    starts = np.cumsum([0, *chain.from_iterable(sizes)], dtype=np.int64)
     np.save(directory / STARTS_NAME, starts)
+    slot_rows = request.buckets_per_slot or MIN_SLOT_ROWS
+    if isinstance(slot_rows, int):
+        slot_rows = (slot_rows,) * len(schema.slot_columns)
+    num_rows, num_eval_rows = int(starts[-1]), _num_held_out(files, list(map(sum, sizes)), request)
     manifest = DatasetManifest(
-        fingerprint=fingerprint,
+        fingerprint=request.fingerprint,
         schema=schema,
-        features=schema.features(slot_rows, text_rule=text_rule),
-        numeric_transform=numeric_transform
+        features=schema.features(slot_rows, text_rule=request.text_rule),
+        numeric_transform=request.numeric_transform
         or NumericTransform(is_count=(), means=(), standard_deviations=()),
-        eval_fraction=eval_fraction,
+        eval_fraction=num_eval_rows / num_rows if request.num_eval_sources else request.eval_fraction,
         num_train_rows=num_rows - num_eval_rows,
         num_eval_rows=num_eval_rows,
-        num_sampled_rows=0,
-        num_sampled_clicks=0,
-        columns=(),
-        file_groups=tuple(len(each) for each in sizes),
-        sources=sources,
+        file_groups=tuple(map(len, sizes)),
+        sources=request.sources,
         bucket_files=tuple(number for number, each in enumerate(taken) if each.is_in_bucket),
     )
-    _check_groups_fit((*files, *eval_files), sizes, row_bytes=manifest.row_bytes)
+    _check_groups_fit(files, sizes, row_bytes=manifest.row_bytes)
     groups = RowGroups(folder_of(directory), manifest, where=directory)
     if schema.negative_share < 1.0:
         manifest = without_left_out(manifest, groups, directory)
         groups = RowGroups(folder_of(directory), manifest, where=directory)
-    manifest = with_sample(manifest, groups, fits=numeric_transform is None)
+    manifest = with_sample(manifest, groups, fits=request.numeric_transform is None)
     first_groups = np.cumsum([0, *manifest.file_groups]).tolist()
     unproven = {
         first + group: needs_targets
@@ -234,13 +198,33 @@ def _prepare_rows(
         for group, needs_targets in each.unproven.items()
     }
     check_unproven(manifest, groups, unproven)
-    if buckets_per_slot is not None:
+    if request.buckets_per_slot is not None:
         return manifest
     by_values = tuple(
         column.table_rows(manifest.num_train_rows) if schema.dynamic_ids is None else column.dynamic_rows
         for column in manifest.columns
     )
-    return replace(manifest, features=schema.features(by_values, text_rule=text_rule))
+    return replace(manifest, features=schema.features(by_values, text_rule=request.text_rule))
+
+
+def _num_held_out(files: Sequence[SourcePath], rows_of_files: list[int], request: PreparationRequest) -> int:
+    """Return how many rows are held out: those of the last files, or a share of all."""
+    num_train_files = len(files) - request.num_eval_sources
+    for first, stop in ((0, num_train_files), (num_train_files, len(files))):
+        if first < stop and not sum(rows_of_files[first:stop]):
+            raise DataError(
+                files[first], f"must hold at least one row of {request.schema.name} data, got none"
+            )
+    num_rows = sum(rows_of_files)
+    if request.num_eval_sources:
+        return sum(rows_of_files[num_train_files:])
+    if not request.eval_fraction:
+        return 0
+    if num_rows < 2:
+        raise DataError(
+            files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
+        )
+    return min(max(1, round(num_rows * request.eval_fraction)), num_rows - 1)
 
 
 class _TakenFile(NamedTuple):
@@ -257,7 +241,7 @@ def _take_file(
     """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
     target, is_in_bucket, unproven = directory / parquet_name(number), False, {}
     if not is_parquet(source):
-        _write_parquet(source, target, schema)
+        write_parquet(source, target, schema)
         if describe_source(source) != known:
             raise DataError(
                 source, "must not change while it is read, but did; prepare it once it is complete"
@@ -306,41 +290,6 @@ def _written_as(column: pa.DataType) -> str:
     return "text" if is_plain else str(column)
 
 
-def _write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None:
-    """Write the rows of a file as Parquet that the same schema reads."""
-    label_texts = pa.array([schema.label_negative[0], schema.label_positive[0]])
-    types = [pa.dictionary(pa.int8(), pa.string())] * len(schema.labels)
-    types += [pa.float32()] * len(schema.weight_columns) + [pa.float64()] * len(schema.numeric_columns)
-    types += [pa.string()] * len(schema.categorical_columns)
-    types += [pa.list_(pa.string())] * len(schema.list_columns)
-    table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
-    with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
-        held: list[pa.RecordBatch] = []
-        for batch in read_text(source, schema):
-            columns = [
-                pa.DictionaryArray.from_arrays(pa.array(labels.view(np.int8)), label_texts)
-                for labels in np.atleast_2d(batch.labels.T)
-            ]
-            columns += [] if batch.weights is None else [pa.array(batch.weights)]
-            columns += [pa.array(numbers, from_pandas=True) for numbers in batch.numbers.T]
-            held.append(pa.record_batch([*columns, *batch.texts], schema=table_schema))
-            if sum(each.num_rows for each in held) >= ROWS_PER_GROUP:
-                held = _write_groups(writer, held, at_least=ROWS_PER_GROUP)
-        _write_groups(writer, held, at_least=1)
-
-
-def _write_groups(
-    writer: pq.ParquetWriter, batches: list[pa.RecordBatch], *, at_least: int
-) -> list[pa.RecordBatch]:
-    """Write full row groups of the batches; returns the rest, of fewer rows than `at_least`."""
-    table = pa.Table.from_batches(batches, writer.schema) if batches else None
-    first = 0
-    while table is not None and table.num_rows - first >= at_least:
-        writer.write_table(table.slice(first, ROWS_PER_GROUP))
-        first += ROWS_PER_GROUP
-    return [] if table is None else list(table.slice(first).to_batches())
-
-
 def _check_groups_fit(files: Sequence[SourcePath], sizes: Sequence[Sequence[int]], *, row_bytes: int) -> None:
     """Refuse a row group that is too large to be held in memory."""
     for file, group_rows in zip(files, sizes, strict=True):
@@ -354,23 +303,19 @@ def _check_groups_fit(files: Sequence[SourcePath], sizes: Sequence[Sequence[int]
             )
 
 
-def _check_parameters(
-    buckets_per_slot: int | Sequence[int] | None,
-    eval_fraction: float,
-    transform: NumericTransform | None,
-    schema: DataSchema,
-) -> None:
-    num_slots = len(schema.slot_columns)
-    sizes = buckets_per_slot if isinstance(buckets_per_slot, Sequence) else [buckets_per_slot] * num_slots
-    if len(sizes) != num_slots:
+def _check_parameters(request: PreparationRequest) -> None:
+    schema, slot_rows, transform = request.schema, request.buckets_per_slot, request.numeric_transform
+    if isinstance(slot_rows, Sequence) and len(slot_rows) != len(schema.slot_columns):
         raise ConfigurationError(
-            f"buckets_per_slot must be one number, or one for each of {num_slots} columns, got {len(sizes)}"
+            f"buckets_per_slot must be one number, or one for each of {len(schema.slot_columns)} columns, got "
+            f"{len(slot_rows)}"
         )
-    for size in sizes:
-        if size is not None and not MIN_SLOT_ROWS <= size < 2**31:
-            raise ConfigurationError(f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{2**31 - 1}, got {size}")
-    if not 0.0 <= eval_fraction < 1.0:
-        raise ConfigurationError(f"eval_fraction must be in [0, 1), got {eval_fraction}")
+    if isinstance(slot_rows, int) and not MIN_SLOT_ROWS <= slot_rows <= MAX_TABLE_ROWS:
+        raise ConfigurationError(
+            f"buckets_per_slot must be in {MIN_SLOT_ROWS}..{MAX_TABLE_ROWS}, got {slot_rows}"
+        )
+    if not 0.0 <= request.eval_fraction < 1.0:
+        raise ConfigurationError(f"eval_fraction must be in [0, 1), got {request.eval_fraction}")
     if transform is not None and transform.is_count != schema.count_flags:
         raise ConfigurationError(
             f"a numeric transform must be of the numeric columns of the {schema.name} data and treat the same ones "

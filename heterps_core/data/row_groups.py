@@ -88,10 +88,10 @@ class RowGroups:
 
     Attributes:
         starts: First row of each row group, then the number of rows [G + 1].
-        largest_group_rows: That are read at once, those that are left out among them.
+        largest_group_rows: Rows that are read at once, rows left out of training included.
         num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
-        num_requests: What was asked of buckets of the source, repeats after errors not counted.
-        num_bytes: That they sent.
+        num_requests: Requests to buckets of the source, repeats after errors not counted.
+        num_bytes: Bytes that the buckets sent.
     """
 
     def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
@@ -200,7 +200,7 @@ class RowGroups:
         spans = sorted(
             (start, start + chunk.total_compressed_size)
             for chunk in chunks
-            # Of a list it goes on behind the column's name.
+            # The path of a list goes on after the column's name.
             if {chunk.path_in_schema, chunk.path_in_schema.partition(".")[0]} & {*columns}
             for start in [chunk.dictionary_page_offset or chunk.data_page_offset]
         )
@@ -276,11 +276,7 @@ class RowBuffer:
     """
 
     def __init__(
-        self,
-        starts: Int64Array,
-        read: Callable[[int], tuple[npt.NDArray[Any], ...]],
-        *,
-        num_threads: int = 1,
+        self, starts: Int64Array, read: Callable[[int], tuple[npt.NDArray[Any], ...]], *, num_threads: int = 1
     ) -> None:
         self._starts, self._read, self._num_threads = starts, read, num_threads
         # None where one thread does: forked processes may share such a buffer.
@@ -303,7 +299,7 @@ class RowBuffer:
             if self._pool is not None and group not in self._coming:
                 self._coming[group] = self._pool.submit(self._read, group)
         while len(self._coming) > 2 * self._num_threads:
-            # Of a batch that was not gathered.
+            # Row groups of a batch that was not gathered.
             self._coming.pop(next(iter(self._coming)))
 
     def gather(self, rows: Int64Array) -> tuple[npt.NDArray[Any], ...]:

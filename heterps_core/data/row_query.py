@@ -30,11 +30,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from heterps_core.data.manifest import SourceFile, describe_source
-from heterps_core.data.preparation import ROWS_PER_GROUP
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
 from heterps_core.data.reading.parquet_reader import columns_in_common
 from heterps_core.data.reading.readers import holds_rows, list_source_files
+from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument

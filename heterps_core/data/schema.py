@@ -27,7 +27,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.toml_file import SCHEMA_TABLE
 
 MAX_LIST_LENGTH = 1_000
-"""Of a row; each value of the longest list takes 4 bytes of every row in memory."""
+"""Most values of a row; each value of the longest list takes 4 bytes of every row in memory."""
 
 
 MAX_TABLE_ROWS = 2**31 - 1
@@ -44,10 +44,10 @@ class MultiHotColumn(JsonDocument):
 
     name: str
     max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
-    """Of a row with more values the first ones are used."""
+    """The first values of a longer list are used."""
 
     pooling: str = MEAN
-    """What is made of the vectors of a row's values, one of `POOLINGS`."""
+    """How the vectors of a row's values are combined, one of `POOLINGS`."""
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -65,7 +65,7 @@ class SequenceColumn(JsonDocument):
 
 
 LAYOUT_FIELDS = ("column_names", "separator", "has_header")
-"""Of a schema: how the fields of a text file lie, not what they mean."""
+"""Fields of a schema that say how the fields of a text file lie, not their meaning."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,8 +89,8 @@ class DataSchema(JsonDocument):
     """Finite numbers, at least 0: what each row counts for, in training and in quality. None: all count alike."""
 
     negative_share: Fraction = 1.0
-    """Of the rows without a click, those to train on, above 0: the others are left out. Held-out rows all count, and
-    what is predicted is corrected for it; see `logit_shift`."""
+    """Share of the rows without a click to train on, above 0. All held-out rows count, and predictions are corrected
+    for the share; see `logit_shift`."""
 
     time_column: str | None = None
     """Numbers or times by which the rows must be in order, as the latest are held out; the model does not see them
@@ -106,7 +106,7 @@ class DataSchema(JsonDocument):
     """Columns read as text and hashed, in the order of the model's slots."""
 
     multi_hot_columns: tuple[MultiHotColumn, ...] = ()
-    """Columns of lists of such texts, the slots behind those."""
+    """Columns of lists of such texts, the slots after the categorical ones."""
 
     sequence_columns: tuple[SequenceColumn, ...] = ()
     """Columns of sequences of such texts, the last slots; of all three kinds there is at least one. A model that does
@@ -145,7 +145,7 @@ class DataSchema(JsonDocument):
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """All that is read from a file: label, weight, numeric and categorical columns."""
+        """All columns that are read from a file: label, weight, numeric and categorical columns."""
         return (*self.target_columns, *self.numeric_columns, *self.slot_columns)
 
     @property

@@ -50,9 +50,7 @@ def without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Pa
     np.save(directory / SOURCE_STARTS_NAME, groups.starts)
     np.save(directory / STARTS_NAME, starts)
     return replace(
-        manifest,
-        num_train_rows=manifest.num_train_rows - num_left_out,
-        num_left_out_rows=num_left_out,
+        manifest, num_train_rows=manifest.num_train_rows - num_left_out, num_left_out_rows=num_left_out
     )
 
 

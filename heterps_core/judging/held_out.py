@@ -71,7 +71,7 @@ class HeldOutJudgement(JsonDocument):
 
     other_not_finite: int = 0
     auc_difference: Difference | None = None
-    """Of the new model less the other: above 0 where it ranks better."""
+    """AUC of the new model less that of the other: above 0 where the new one ranks better."""
 
     log_loss_difference: Difference | None = None
 

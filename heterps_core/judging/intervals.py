@@ -20,11 +20,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Of two figures on the same rows."""
+    """The difference of two figures on the same rows."""
 
     value: float
     variance: float
-    """Of `value`."""
+    """Variance of `value`."""
 
     def interval(self, *, confidence: float) -> Estimate:
         """Return the two-sided interval, by the normal approximation.

@@ -52,9 +52,7 @@ def measure_quality(
         TrainingError: There is no row of any weight, or a logit is not finite: the training has diverged.
     """
     return ClickQuality(
-        auc=roc_auc(labels, logits, weights),
-        log_loss=log_loss(labels, logits, weights),
-        num_rows=len(labels),
+        auc=roc_auc(labels, logits, weights), log_loss=log_loss(labels, logits, weights), num_rows=len(labels)
     )
 
 
@@ -125,10 +123,7 @@ def _float_weights(labels: npt.NDArray[Any], weights: FloatArray | None) -> npt.
 
 
 def auc_difference(
-    labels: npt.NDArray[Any],
-    challenger: FloatArray,
-    champion: FloatArray,
-    weights: FloatArray | None = None,
+    labels: npt.NDArray[Any], challenger: FloatArray, champion: FloatArray, weights: FloatArray | None = None
 ) -> Difference:
     """Return AUC of the challenger less that of the champion, with its variance by DeLong's method.
 

@@ -26,7 +26,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.stored_tensors import DTYPES, StoredLayer, TensorRows, read_tensors
 
 MAX_LOAD = 0.75
-"""Of the rows of a column: above, searches lengthen, and buckets may be full; it gets twice as many."""
+"""Share of a column's rows in use; above, searches lengthen and buckets may be full: it gets twice the rows."""
 
 BLOCK_BUCKETS = 2_048
 """Moved at once: a million rows, about 100 MB with 16 floats."""
@@ -47,7 +47,7 @@ class StoredTable:
     """Type and shape of each tensor [R, ...] by its name in the table."""
 
     day: int
-    """That was trained on."""
+    """The day that was trained on."""
 
     time_to_live_days: int
     with_row_before: Mapping[str, int]
@@ -98,7 +98,7 @@ class StoredTable:
                     out=new["weight"],
                 )
                 for name, tensor in new.items():
-                    # Of a shared row that has become two both are what it was.
+                    # Both rows that a shared row became are copies of it.
                     tensor[::BUCKET_ROWS] = old[name][::BUCKET_ROWS].repeat_interleave(factor, 0)
                 kept = torch.from_numpy(np.flatnonzero(self._is_kept(old)))
                 index = IdIndex(after, *(new[name] for name in ID_TENSORS), first_row=rows.first)

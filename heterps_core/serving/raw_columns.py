@@ -17,7 +17,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.parquet_reader import plain_column
-from heterps_core.data.reading.row_batch import clean, clean_lists, shorten
+from heterps_core.data.reading.row_batch import clean, clean_lists, is_number, shorten
 from heterps_core.data.row_arrays import dense_input, ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -65,7 +65,7 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
         array = array.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
         raise DataError(SOURCE, f"column {name} must hold numbers, got {_first_text(array)}") from error
-    markers = [float(marker) for marker in schema.missing_markers if _is_number(marker)]
+    markers = [float(marker) for marker in schema.missing_markers if is_number(marker)]
     numbers: npt.NDArray[np.float64] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
     numbers = np.where(np.isin(numbers, markers), np.nan, numbers)
     is_infinite = np.isinf(numbers)
@@ -179,12 +179,4 @@ def _first_text(array: pa.Array) -> str:
     """Return the first value of a column that is no number, for a message."""
     if not pa.types.is_string(array.type):
         return f"values of type {array.type}"
-    return shorten(next(text for text in array.to_pylist() if text is not None and not _is_number(text)))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        pa.scalar(text).cast(pa.float64())
-    except pa.ArrowInvalid:
-        return False
-    return True
+    return shorten(next(text for text in array.to_pylist() if text is not None and not is_number(text)))

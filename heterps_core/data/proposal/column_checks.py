@@ -18,13 +18,13 @@ from heterps_core.data.row_groups import sampled_runs
 from heterps_core.judging.quality import roc_auc
 
 LEAK_AUC = 0.95
-"""Of one column alone. Whole models of clicks reach 0.7 to 0.85, so such a column was filled after the click."""
+"""AUC of one column alone. Whole models of clicks reach 0.7 to 0.85, so such a column was filled after the click."""
 
 FEWEST_CLICKS = 20
 """In the checked half; fewer say little of an AUC."""
 
 MOST_JUDGED_ROWS, JUDGED_RUNS = 40_000, 4
-"""Of a prepared data set."""
+"""Rows of a prepared data set to judge, and the runs that they lie in."""
 
 OUT_OF_ORDER = "rows are not in its order"
 
@@ -39,14 +39,14 @@ _DAY_DIGITS = {8: 1, 10: 10**2, 12: 10**4, 14: 10**6}
 """By the digits of numbers such as 20261101 and 2026110123, what to divide by for the day."""
 
 _TIME_SHARE = 0.95
-"""Of the numbers that must look like times; others, such as 0, stand for none."""
+"""Share of the numbers that must look like times; others, such as 0, stand for none."""
 
 _PRIOR_ROWS = 10.0
 """Rows at the mean click rate that each value is thought to have besides."""
 
 
 def leak_auc(column: pa.Array, is_click: npt.NDArray[np.bool_]) -> float:
-    """Return how well a column alone tells the label: an AUC in [0.5, 1]; 0.5 where too few rows are clicks, or not.
+    """Return how well a column alone predicts the label: an AUC in [0.5, 1]; 0.5 for too few clicks or others.
 
     The click rate of each value in the first half of the rows scores the rows of the second half; of a column of
     numbers the number itself is a score, too.
@@ -77,7 +77,7 @@ def leak_remark(auc: float) -> str:
 
 
 def leaks_of(dataset: PreparedDataset) -> list[str]:
-    """Return what to say of each column that alone tells the label, by a sample of held-out rows, or of all."""
+    """Return what to say of each column that alone predicts the label, by a sample of held-out rows, or of all."""
     first = dataset.num_train_rows if dataset.num_eval_rows else 0
     parts = [
         part

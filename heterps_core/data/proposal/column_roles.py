@@ -48,7 +48,7 @@ _DIGITS, _LISTS_AS_TEXTS, _SEPARATED = (
 )
 
 COVERED_SHARE = 0.99
-"""Of the lists: so many are no longer than the `max_length` that is proposed."""
+"""Share of the lists that are no longer than the proposed `max_length`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class SeenColumn:
     """What to check; empty where nothing is doubtful."""
 
     list_length: int = 1
-    """Of lists: values of a row to use at most."""
+    """Most values of a list to use."""
 
     is_leak: bool = False
     """Whether the column alone tells the label."""

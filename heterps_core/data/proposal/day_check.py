@@ -1,6 +1,6 @@
 """Holds the rows of a new day against those of the day before: what changed more than days do by themselves.
 
-Both are read by the schema, their first rows alone. A shift of a column is told by the population stability index
+Both are read by the schema, their first rows alone. A shift of a column is measured by the population stability index
 sum((p - q) ln(p / q)) over the deciles of the day before, or its most frequent values; from 0.25 on it is customarily
 called significant (Siddiqi, Credit Risk Scorecards, 2006).
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,32 +35,32 @@ from heterps_core.errors import DataError
 from heterps_core.text_table import Table
 
 MAX_SHIFT = 0.25
-"""Of the index."""
+"""Largest usual index."""
 
 MORE_MISSING = 0.1
-"""Of the rows: so much more of them without a value is told."""
+"""A larger increase of the share of rows without a value is reported."""
 
 MORE_NEW = 0.25
-"""Of the values that occur: so much more that the day before did not have, beside what its second half had that its
-first did not."""
+"""A larger share of values that the day before did not have is reported, above the share that its second half had
+and its first did not."""
 
 CLICK_RATIO, CLICK_ERRORS = 1.25, 4.0
-"""A share of clicks that changes by this factor, and by as many standard errors, is told."""
+"""A share of clicks that changes by this factor, and by as many standard errors, is reported."""
 
 MOST_VALUES = 20
-"""Of a column, the most frequent, that are compared one by one; all others are one."""
+"""The most frequent values of a column are compared one by one; all others count as one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedColumn:
-    """A column of the new day; what needs the day before is None without it."""
+    """A column of the new day; figures that need the day before are None without it."""
 
     name: str
-    missing_share: float
     num_values: int
+    missing_share: float
     missing_before: float | None = None
     new_share: float | None = None
-    """Of the values that occur, those that the day before did not have; None of numbers, too."""
+    """Share of the values that the day before did not have; also None for numbers."""
 
     shift: float | None = None
     """The population stability index."""
@@ -71,10 +71,10 @@ class CheckedColumn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DayCheck:
-    """What was found in a new day."""
+    """The findings of a new day."""
 
     num_rows: int
-    """That were read, at most `SAMPLED_ROWS`."""
+    """Rows that were read, at most `SAMPLED_ROWS`."""
 
     click_share: float
     click_share_before: float | None
@@ -84,7 +84,7 @@ class DayCheck:
 
     @property
     def findings(self) -> list[str]:
-        """All that is unusual, a sentence each; empty where nothing is."""
+        """A sentence for each unusual finding."""
         return [
             *self.general,
             *(f"{shown_name(each.name)} {each.remark}" for each in self.columns if each.remark),
@@ -101,18 +101,7 @@ class DayCheck:
             "shift": ".2f",
             "check": "",
         }
-        rows = [
-            (
-                shown_name(each.name),
-                each.num_values,
-                each.missing_share,
-                each.missing_before,
-                each.new_share,
-                each.shift,
-                each.remark,
-            )
-            for each in self.columns
-        ]
+        rows = [(shown_name(each.name), *astuple(each)[1:]) for each in self.columns]
         return Table(columns=columns, rows=rows)
 
 
@@ -267,7 +256,7 @@ def _new_share(counts: Counter[str], known: Counter[str]) -> float:
 def _shift(today: _Column, before: _Column) -> float:
     """Return the population stability index of a column's values, those that are missing left out."""
     if before.numbers is None or today.numbers is None:
-        # Those that come and go are told by their shares.
+        # Values that come and go are reported by their shares.
         shared = today.counts.keys() & before.counts.keys()
         kept = [
             Counter({value: counts[value] for value in shared}) for counts in (today.counts, before.counts)

@@ -45,10 +45,10 @@ class ProposedSchema:
     schema: DataSchema
     columns: Sequence[SeenColumn]
     num_rows: int
-    """Of the sample."""
+    """Rows of the sample."""
 
     click_share: float
-    """Of these rows."""
+    """Share of clicks among the rows of the sample."""
 
     def table(self) -> Table:
         """Return what was seen, with the table rows that so many rows of data would get."""

@@ -27,13 +27,13 @@ from heterps_core.data.reading.text_reader import (
 from heterps_core.errors import DataError
 
 SAMPLED_ROWS, SAMPLED_BYTES = 200_000, 32 * 1024**2
-"""Of a Parquet file, and of one of text; more would hardly change what a column is."""
+"""Rows of a Parquet file, and bytes of a text file, that are read; more would hardly change the type of a column."""
 
 MISSING_TEXTS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "\\N", "?")
-"""That mean no value where they stand: they become `missing_markers`."""
+"""Texts that mean no value; those found become `missing_markers`."""
 
 SEPARATORS = ",\t;|\x01\x1f^~"
-"""That fields may stand between, the more usual first; Hive writes \\x01."""
+"""Separators of fields, the more usual first; Hive writes \\x01."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,10 +73,10 @@ class TableSample:
 
     num_rows: int
     missing_texts: tuple[str, ...] = ()
-    """That stand for no value."""
+    """Texts that stand for no value."""
 
     separator: str | None = None
-    """Of a text whose fields are padded with blanks, or separated otherwise than the reader takes by itself."""
+    """Separator of a text whose fields are padded with blanks, or separated by another character than the default."""
 
 
 def sample_table(
@@ -123,9 +123,7 @@ def _of_parquet(file: SourcePath) -> TableSample:
     ]
     texts = _missing_texts([column.values for column in columns])
     return TableSample(
-        columns=[_parquet_without(texts, each) for each in columns],
-        num_rows=num_rows,
-        missing_texts=texts,
+        columns=[_parquet_without(texts, each) for each in columns], num_rows=num_rows, missing_texts=texts
     )
 
 

@@ -47,7 +47,7 @@ class BucketPath:
     """Bucket and key, such as clicks/day=2026-11-21/part-0.parquet."""
 
     options: str = ""
-    """Of the URI, such as region=eu-central-1&endpoint_override=localhost:9000."""
+    """Options of the URI, such as region=eu-central-1&endpoint_override=localhost:9000."""
 
     kind: fs.FileType | None = field(default=None, compare=False)
     """As it was listed; None where it was not."""
@@ -116,12 +116,12 @@ class BucketPath:
 
     def iterdir(self) -> Iterator[BucketPath]:
         """Yield the files and folders directly below, by one request for a thousand of them."""
-        for info in self._told(fs.FileSelector(self.key)):
+        for info in self._infos(fs.FileSelector(self.key)):
             yield BucketPath(key=info.path, options=self.options, kind=info.type)
 
     def rglob(self, pattern: str) -> Iterator[BucketPath]:
         """Yield what lies below at any depth and has a name of a pattern."""
-        for info in self._told(fs.FileSelector(self.key, recursive=True)):
+        for info in self._infos(fs.FileSelector(self.key, recursive=True)):
             if fnmatchcase(info.base_name, pattern):
                 yield BucketPath(key=info.path, options=self.options, kind=info.type)
 
@@ -155,9 +155,9 @@ class BucketPath:
             return tag_of(file), file.size()
 
     def _found_kind(self) -> fs.FileType:
-        return self.kind or self._told([self.key])[0].type
+        return self.kind or self._infos([self.key])[0].type
 
-    def _told(self, of: fs.FileSelector | list[str]) -> list[fs.FileInfo]:
+    def _infos(self, of: fs.FileSelector | list[str]) -> list[fs.FileInfo]:
         try:
             return list(self.file_system.get_file_info(of))
         except OSError as error:
@@ -218,7 +218,7 @@ def _file_system(bucket: str, options: str) -> fs.FileSystem:
         files, _ = fs.FileSystem.from_uri(f"{_SCHEME}{bucket}?{options}")
     except ValueError as error:
         raise ConfigurationError(
-            f"a bucket must be given as s3://BUCKET/PREFIX, options such as ?region=eu-central-1 behind it, got "
+            f"a bucket must be given as s3://BUCKET/PREFIX, then options such as ?region=eu-central-1, got "
             f"{_SCHEME}{bucket}?{options}: {error}"
         ) from error
     return files

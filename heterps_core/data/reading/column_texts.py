@@ -1,6 +1,6 @@
 """Columns of any type as texts, and as canonical texts: the rule of `canonical_text.py`, applied to whole columns.
 
-Of a dictionary each different value is looked at once, and most of them by a few of their bytes only.
+Each different value of a dictionary is looked at once, and most values by a few of their bytes only.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _not_surely_canonical(texts: pa.StringArray) -> npt.NDArray[np.int64]:
             is_long_time = has_times & (sizes[long] >= _SHORTEST_TIME)
             is_plain[long] &= (ends & _LETTER_BITS == 0) & (sizes[long] <= 2 * _WORD_BYTES) & ~is_long_time
         is_other[numbers[~is_plain]] = True
-    # Of digits and signs alone: a sign or zero in front, or a zero or point after the point.
+    # Without letters a sign or zero in front, or a zero or point at the end, is another form.
     begin, end = characters.take(first[numbers]), characters.take(last[numbers])
     is_other[numbers] |= (begin < ord("1")) & (last > first)[numbers]
     if b"." in written:

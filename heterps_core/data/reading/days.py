@@ -26,7 +26,7 @@ from heterps_core.data.reading.source_files import (
 from heterps_core.errors import ConfigurationError, DataError
 
 PARTITION_PREFIX = "day="
-"""Of the days that are written here; others may have another key."""
+"""Prefix of the folders of synthetic days; other sources may have another key."""
 
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _DAY_FOLDER = re.compile(r"(?:day|dt|date|ds)=.*")
@@ -36,7 +36,7 @@ _DATE = re.compile(r"(\d{4})(-?)(\d\d)\2(\d\d)(?:[-T _]?\d\d(?::?\d\d){0,2}(?:\.
 """With the hour that a folder may be of."""
 
 _DAY_KEY = re.compile(r"(?:.*_)?(?:day|date|dt|ds|pt)")
-"""Of folders in which eight digits are a day."""
+"""Keys of folders in which eight digits are a day."""
 
 _DATE_KEYS = ("year", "y", "yyyy"), ("month", "m", "mm"), ("day", "d", "dd")
 
@@ -52,7 +52,7 @@ class Night:
     day: date
     train_files: tuple[SourcePath, ...]
     eval_files: tuple[SourcePath, ...]
-    """Of the next day."""
+    """Files of the next day."""
 
     def day_of(self, path: str) -> date | None:
         """Return the day that a file belongs to; None for one of neither."""

@@ -22,6 +22,7 @@ from heterps_core.data.reading.row_batch import (
     check_rows,
     check_targets,
     is_list,
+    is_number,
     row_problem,
 )
 from heterps_core.data.schema import DataSchema
@@ -29,11 +30,7 @@ from heterps_core.errors import DataError
 
 _Rows = TypeVar("_Rows")
 
-_PLAIN_TYPES = {
-    pa.float16(): pa.float32(),
-    pa.string_view(): pa.string(),
-    pa.binary_view(): pa.binary(),
-}
+_PLAIN_TYPES = {pa.float16(): pa.float32(), pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
 """By types that lack functions which the reader needs."""
 
 _WITHOUT_DICTIONARY = {"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"}
@@ -269,7 +266,7 @@ def _record_batch(table: pa.Table, names: Sequence[str], schema: DataSchema) -> 
     Those that are not numeric come as dictionaries.
     """
     markers = pa.array(
-        [float(marker) for marker in schema.missing_markers if _is_number(marker)], pa.float64()
+        [float(marker) for marker in schema.missing_markers if is_number(marker)], pa.float64()
     )
     columns = []
     for name in names:
@@ -307,14 +304,6 @@ def _is_numeric(column_type: pa.DataType) -> bool:
 def is_text(column_type: pa.DataType) -> bool:
     """Tell whether an Arrow column holds texts."""
     return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _rows_before(file: pq.ParquetFile, index: int) -> int:

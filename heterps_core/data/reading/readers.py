@@ -11,12 +11,7 @@ from heterps_core.data.reading.bucket_path import SourcePath, matching, source_p
 from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import open_parquet, read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
-from heterps_core.data.reading.source_files import (
-    check_no_log_above,
-    data_files_of,
-    in_time_order,
-    is_data,
-)
+from heterps_core.data.reading.source_files import check_no_log_above, data_files_of, in_time_order, is_data
 from heterps_core.data.reading.text_reader import check_text_columns, has_two_lines, read_text
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,21 +42,18 @@ class RowBatch:
     def where(self, is_kept: npt.NDArray[np.bool_]) -> RowBatch:
         """Return the rows [n] that are kept."""
         mask = pa.array(is_kept)
-        return RowBatch(
-            labels=self.labels[is_kept],
-            weights=None if self.weights is None else self.weights[is_kept],
-            numbers=self.numbers[is_kept],
-            texts=tuple(texts.filter(mask) for texts in self.texts),
-        )
+        return self._part(is_kept, lambda texts: texts.filter(mask))
 
     def between(self, first: int, stop: int) -> RowBatch:
         """Return the rows first..stop - 1."""
-        mine = slice(first, stop)
+        return self._part(slice(first, stop), lambda texts: texts[first:stop])
+
+    def _part(self, rows: Any, part_of: Callable[[pa.Array], pa.Array]) -> RowBatch:
         return RowBatch(
-            labels=self.labels[mine],
-            weights=None if self.weights is None else self.weights[mine],
-            numbers=self.numbers[mine],
-            texts=tuple(texts[mine] for texts in self.texts),
+            labels=self.labels[rows],
+            weights=None if self.weights is None else self.weights[rows],
+            numbers=self.numbers[rows],
+            texts=tuple(map(part_of, self.texts)),
         )
 
 
@@ -223,6 +220,15 @@ def clean(
         is_marker = pc.is_in(forms, pa.array(markers, pa.string()))
         texts = pc.if_else(is_marker, pa.scalar(None, pa.string()), texts)
     return texts
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a text is a number, also infinity or NaN, without blanks around it."""
+    try:
+        pa.scalar(text).cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _is_finite_number(text: str) -> bool:

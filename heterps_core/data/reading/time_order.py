@@ -12,12 +12,7 @@ import pyarrow.parquet as pq
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import (
-    check_names,
-    is_text,
-    open_parquet,
-    plain_column,
-)
+from heterps_core.data.reading.parquet_reader import check_names, is_text, open_parquet, plain_column
 from heterps_core.data.reading.row_batch import shorten
 from heterps_core.data.reading.text_reader import find_layout, text_batches
 from heterps_core.data.schema import DataSchema

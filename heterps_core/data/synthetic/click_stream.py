@@ -202,7 +202,7 @@ def consecutive_days(first_day: date, *, num_days: int, rows_per_day: int, seed:
 
 
 def truth_of_day(day: date, *, seed: int, drift: float, new_id_share: float) -> ClickTruth:
-    """Return what is behind the clicks of a day; without drift the truth of `write_click_stream`."""
+    """Return the truth of a day's clicks; without drift the truth of `write_click_stream`."""
     number = day.toordinal()
     effects = ClickEffects.draw(np.random.default_rng([seed, CALIBRATION_STREAM]))
     if drift:

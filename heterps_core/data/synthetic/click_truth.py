@@ -1,4 +1,4 @@
-"""The hidden effects behind a synthetic click stream: what is drawn, and how likely it is clicked.
+"""The hidden effects of a synthetic click stream: the drawn rows and their click probabilities.
 
 The log-odds of a click are a sum of: an effect of the value in each of 26 slots; products of hidden
 factors of two values for some pairs of slots, which no linear model can learn; and a linear and a
@@ -17,7 +17,7 @@ import pyarrow as pa
 from heterps_core.data.hashing import mix
 
 CLICK_RATE = 0.25
-"""Of the stream; published samples of click logs lie at 0.2 to 0.26."""
+"""Click rate of the stream; published samples of click logs lie at 0.2 to 0.26."""
 
 _LOGIT_DEVIATION = 1.4
 """Standard deviation of the log-odds; with it the best reachable AUC is 0.80 to 0.82."""
@@ -57,10 +57,10 @@ class ClickEffects(NamedTuple):
     """What the log-odds are a sum of, before it is scaled."""
 
     values: Sequence[FloatArray]
-    """Of each slot's values [cardinality + 1]; the last is that of "missing"."""
+    """Effects of each slot's values [cardinality + 1]; the last is the effect of "missing"."""
 
     factors: Sequence[FloatArray]
-    """Of the values of each interacting slot, two for each pair."""
+    """Factors of the values of each interacting slot, two for each pair."""
 
     counts: Sequence[FloatArray]
     """Slopes and curvatures [13]."""
@@ -89,7 +89,7 @@ def draw_value_effects(generator: np.random.Generator, size: int) -> FloatArray:
 
 
 class ClickTruth:
-    """The hidden effects behind a stream, scaled to the click rate and to their shares of the variance.
+    """The hidden effects of a stream, scaled to the click rate and to their shares of the variance.
 
     `texts` [cardinality + 1] end with a null for "missing"; the generator draws the rows that effects are scaled by.
     """

@@ -97,7 +97,7 @@ def write_rich_rows(path: Path, *, num_rows: int, seed: int, number: int = 0) ->
     sites = generator.integers(0, _NUM_SITES, num_drawn)
     tags, num_tags = _lists(generator, num_drawn)
     history, num_seen = _lists(generator, num_drawn)
-    # In the place behind the last tag: that of none.
+    # `_NUM_TAGS` stands for no tag.
     last = np.where(num_seen > 0, history[np.arange(num_drawn), num_seen - 1], _NUM_TAGS)
     logits = age - 1.0 + of_sites[sites] + of_tags[last] / 3
     logits += of_tags[tags].sum(axis=1) / np.maximum(num_tags, 1)
@@ -136,7 +136,7 @@ def _effects(seed: int, number: int) -> tuple[FloatArray, FloatArray]:
 def _lists(
     generator: np.random.Generator, num_rows: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Draw tags [N, 12], `_NUM_TAGS` behind the end of a list, and their number [N]."""
+    """Draw tags [N, 12], `_NUM_TAGS` after the end of a list, and their number [N]."""
     tags = generator.integers(0, _NUM_TAGS, (num_rows, _MOST_TAGS))
     counts = generator.integers(0, _MOST_TAGS + 1, num_rows)
     tags[np.arange(_MOST_TAGS) >= counts[:, None]] = _NUM_TAGS

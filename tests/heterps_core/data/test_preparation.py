@@ -11,6 +11,7 @@ import pytest
 from heterps_core.data import preparation, training_rows
 from heterps_core.data.features import FIRST_TEXT_RULE, TEXT_RULE
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.reading import text_conversion
 from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema, MultiHotColumn
@@ -129,7 +130,7 @@ def test_text_and_parquet_of_the_same_rows_are_prepared_alike(source, tmp_path):
 
 
 def test_a_long_text_becomes_row_groups_of_bounded_size(tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "ROWS_PER_GROUP", 1_000)
+    monkeypatch.setattr(text_conversion, "ROWS_PER_GROUP", 1_000)
     source = write_lines(tmp_path / "rows.tsv", criteo_lines(3_500))
 
     dataset = prepare(source, tmp_path / "out")

@@ -217,13 +217,13 @@ def test_one_row_is_too_few_to_hold_any_out(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
 def test_a_full_disk_is_an_error_with_its_reason(source, tmp_path, monkeypatch):
-    write = preparation._write_parquet
+    write = preparation.write_parquet
 
     def write_to_full(source, target, schema):
         target.symlink_to("/dev/full")
         write(source, target, schema)
 
-    monkeypatch.setattr(preparation, "_write_parquet", write_to_full)
+    monkeypatch.setattr(preparation, "write_parquet", write_to_full)
 
     with pytest.raises(DataError, match=r"cannot write the prepared dataset: .*No space left on device"):
         prepare(source, tmp_path / "out")

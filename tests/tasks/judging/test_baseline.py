@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_matrix, random_array
 
-from heterps_core.data import preparation
 from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.reading import text_conversion
 from heterps_core.data.row_groups import sampled_runs
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
@@ -24,7 +24,7 @@ from tests.tasks.report_builders import make_run_report
 def prepare(folder, *, num_rows, schema=CRITEO_SCHEMA):
     stream = write_click_stream(folder / "clicks.tsv", num_rows=num_rows, seed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparation, "ROWS_PER_GROUP", 600)
+        patch.setattr(text_conversion, "ROWS_PER_GROUP", 600)
         dataset = prepare_dataset(
             str(stream.path), schema=schema, buckets_per_slot=256, out_dir=folder / "prepared"
         )
