@@ -30,7 +30,7 @@ MIN_SLOT_ROWS = 2
 
 BUCKET_ROWS = 512
 """Rows of a bucket with dynamic ids. The hash of a value chooses its bucket; values without a row of their own
-share its first row. Where three quarters of the others are in use on average, a bucket overflows with a chance of about 1e-9."""
+share its first row. With three quarters of the others in use a bucket overflows with a chance of about 1e-9."""
 
 KEY_BITS = 62
 """Bits of a dynamic id: the number of its slot, then the leading bits of its value's hash."""
