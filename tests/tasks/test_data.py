@@ -301,7 +301,7 @@ def test_columns_that_have_outgrown_the_tables_of_the_champion_are_told(
     prepare_night(Workspace(root=tmp_path).create(), days, "2026-11-01", slot_rows=(rows, *(1_024,) * 25))
 
     advice = (
-        "those of the champion are kept, but 1 of 26 columns have outgrown theirs: C1 has 256 rows and would get "
+        "the champion's tables are kept, but 1 of 26 columns have outgrown theirs: C1 has 256 rows and would get "
         "1,024; start_from=scratch trains a model with new ones, which have fewer collisions"
     )
     assert (advice in caplog.text) == is_told

@@ -129,7 +129,7 @@ def test_columns_that_have_outgrown_the_tables_of_the_champion_are_named():
     assert outgrown_tables(columns, (1_024, 65_536, 131_072), num_rows=10**7) is None
     told = outgrown_tables(columns, (1_024, 32_768, 65_536), num_rows=10**7)
     assert told == (
-        "those of the champion are kept, but 1 of 3 columns have outgrown theirs: ad has 32,768 rows and would get "
+        "the champion's tables are kept, but 1 of 3 columns have outgrown theirs: ad has 32,768 rows and would get "
         "131,072; start_from=scratch trains a model with new ones, which have fewer collisions"
     )
 
