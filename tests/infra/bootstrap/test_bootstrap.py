@@ -129,6 +129,7 @@ def wait_for_end(node):
     return node.wait(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_node_whose_lease_is_not_renewed_ends_itself(short_lease):
     """Neither flow nor sweeper is there: nothing but the script itself ends it."""
     renew(short_lease, 0)
@@ -138,10 +139,12 @@ def test_a_node_whose_lease_is_not_renewed_ends_itself(short_lease):
     assert ended.returncode == TERMINATED
 
 
+@pytest.mark.slow
 def test_a_node_that_never_saw_a_lease_ends_itself(short_lease):
     assert boot(short_lease, *SLEEPS).returncode == TERMINATED
 
 
+@pytest.mark.slow
 def test_a_node_ends_itself_at_its_lifetime_however_often_its_lease_is_renewed(short_lease):
     node = start({**short_lease, "HETERPS_LIFETIME_S": "6"}, *SLEEPS)
     for number in itertools.count():
@@ -193,6 +196,7 @@ def shutdowns(tmp_path):
     return asked.read_text().splitlines() if asked.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["silent", "unreachable"])
 def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be_read(
     short_lease, tmp_path, store
