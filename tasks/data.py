@@ -273,9 +273,13 @@ def prepare_data(
     _forget_unused_results(workspace, name)
     if slot_rows is not None and schema.dynamic_ids is None:
         _log_outgrown_tables(dataset)
+    return _clicks_of_night(night, dataset, data=data, name=name)
+
+
+def _clicks_of_night(night: Night, dataset: PreparedDataset, *, data: str, name: str) -> PreparedClicks:
     return PreparedClicks(
         directory=str(dataset.directory),
-        description=f"{data}, {night.day} judged on the day after ({schema.name} format)",
+        description=f"{data}, {night.day} judged on the day after ({dataset.manifest.schema.name} format)",
         best_reachable=_best_reachable(
             dataset, [probabilities_beside(file) for file in night.eval_files if isinstance(file, Path)]
         ),
