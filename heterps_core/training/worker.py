@@ -28,10 +28,10 @@ from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.node import NODE_ID_VARIABLE
 from heterps_core.training.node.failures import WorkerFailure, write_failure
 from heterps_core.training.node.host_memory import allocation_failure, peak_bytes
 from heterps_core.training.node.node_life import (
-    NODE_ID_VARIABLE,
     own_node,
     own_run_directory,
     runs_here_as_dry_run,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import heterps_core
 from heterps_core.errors import ConfigurationError
-from heterps_core.training.node.node_life import (
+from heterps_core.training.node import (
     DRY_RUN_VARIABLE,
     KIND_VARIABLE,
     RUN_DIRECTORY_VARIABLE,

@@ -20,7 +20,7 @@ import psutil
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_codec import from_json, to_json
 from heterps_core.json_file import replace_json
-from heterps_core.training.node.node_life import NODE_ID_VARIABLE
+from heterps_core.training.node import NODE_ID_VARIABLE
 from infra.bootstrap.node_start import RUN_ID_VARIABLE
 
 STATE_VARIABLE = "HETERPS_STATE_DIR"

@@ -22,7 +22,15 @@ from typing import NamedTuple
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
 from heterps_core.instance_metadata import InstanceMetadata, LeavingNotice
-from heterps_core.training.node import BUCKET_HEARTBEAT_INTERVAL_S, HEARTBEAT_INTERVAL_S
+from heterps_core.training.node import (
+    BUCKET_HEARTBEAT_INTERVAL_S,
+    DRY_RUN_VARIABLE,
+    HEARTBEAT_INTERVAL_S,
+    KIND_VARIABLE,
+    NODE_ID_VARIABLE,
+    RUN_DIRECTORY_VARIABLE,
+    RUN_KEY_VARIABLE,
+)
 from heterps_core.training.node.host_memory import available_bytes, total_bytes
 from heterps_core.training.step_metrics import ProcessReport, write_process_report
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
@@ -30,17 +38,7 @@ from heterps_core.training.storage.verified_files import find_signed_json
 
 logger = logging.getLogger(__name__)
 
-RUN_DIRECTORY_VARIABLE = "HETERPS_RUN_DIR"
-RUN_KEY_VARIABLE = "HETERPS_RUN_KEY"
-"""The run's key in hexadecimal digits."""
-
-NODE_ID_VARIABLE = "HETERPS_NODE_ID"
 GENERATION_VARIABLE = "HETERPS_GENERATION"
-KIND_VARIABLE = "HETERPS_NODE_IS"
-"""A machine, or a process of the flow's."""
-
-DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
-
 EXIT = "exit"
 HEARTBEAT = "heartbeat.json"
 LEAVING = "leaving.json"

@@ -22,12 +22,12 @@ from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.instance_metadata import interface_of
 from heterps_core.training.job import TrainingJob
+from heterps_core.training.node import NODE_ID_VARIABLE
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import (
     BUCKET_CLUSTER_POLL_S,
     GENERATION_VARIABLE,
     NEXT_CLUSTER_POLL_S,
-    NODE_ID_VARIABLE,
     Place,
     heartbeat,
     is_machine,

@@ -90,6 +90,7 @@ def test_a_line_without_a_weight_is_named(source, tmp_path):
         prepare(path, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_list_gives_the_ids_of_its_texts_then_none(source, dataset):
     """Beside each list taken apart in plain Python and hashed text by text."""
     columns = pq.read_table(source).to_pydict()

@@ -32,6 +32,8 @@ from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
 
+pytestmark = pytest.mark.slow
+
 BATCH_SIZE = 64
 SMALL = ProfileRequest(
     model="ctrdnn", features=FeatureSpec(num_dense=3, slot_rows=(51, 40)), batch_size=BATCH_SIZE
@@ -226,7 +228,6 @@ def test_bfloat16_multiplies_in_bfloat16_and_hands_on_float32():
     assert torch.equal(short, linear.bfloat16()(activation.bfloat16()).float())
 
 
-@pytest.mark.slow
 def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
     profile = measure_in_fresh_process(
         replace(SMALL, precision="bfloat16", dense_optimizer="sgd", embedding_optimizer="sgd", budget_s=0.1)

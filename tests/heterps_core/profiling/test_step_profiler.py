@@ -35,6 +35,7 @@ def dataset(tmp_path_factory):
     ).directory
 
 
+@pytest.mark.slow
 def test_a_step_of_two_stages_with_replicas_is_timed(dataset):
     assert 0 < measure_step_seconds(make_job(dataset)) < 60
 

@@ -86,6 +86,7 @@ def test_who_is_earlier_than_the_store_leaves_that_of_the_generation_before(earl
     assert not same.check(["unknown"])
 
 
+@pytest.mark.slow
 def test_where_no_store_follows_that_of_the_generation_before_the_worker_ends(early):
     before, found = early
     before.kill()

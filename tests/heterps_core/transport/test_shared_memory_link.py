@@ -116,6 +116,7 @@ def lose_one(rank: int, port: int, signal_number: int, results: Any) -> None:
         results.put((str(error), error.lost))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signal_number", "observed"),
     [(signal.SIGKILL, "its process has ended"), (signal.SIGSTOP, "it is silent")],

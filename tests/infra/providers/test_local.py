@@ -90,6 +90,7 @@ def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, t
     assert "key" not in repr(told).replace("run_key", "")
 
 
+@pytest.mark.slow
 def test_ends_children_that_left_the_session_and_children_that_dropped_the_tag(provider, ledger, tmp_path):
     program = textwrap.dedent(
         """
