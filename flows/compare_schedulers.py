@@ -1,13 +1,12 @@
-"""Every search method on the same problems: which plan each finds, how far from the proven bound, in what time.
+"""Every search method on the same problems: each plan with its distance from the proven bound and its time.
 
 `python -m flows.compare_schedulers` runs it here, `prefect deployment run compare-schedulers` in the serving process.
 """
 
 from __future__ import annotations
 
-import shlex
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
 from flows.parameters import CompareParameters
 
@@ -29,17 +28,17 @@ from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.profiling.machine import num_cores
 from heterps_core.training.job import default_batch_size
 from infra.workspace import Workspace
-from tasks.comparison import Terms, compare, load_problems, problems_of_models, profiled_job
+from tasks.comparison import FoundPlan, Terms, compare, load_problems, problems_of_models, profiled_job
 from tasks.data import prepare_data
 from tasks.planning.measured_plans import measured_table, search_measured
 from tasks.provisioning import find_offers
-from tasks.publishing import publish_comparison
-from tasks.recording import record_comparison
+from tasks.records.mlflow_names import COMPLETED, KIND_COMPARISON
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
-from tasks.records.runs import new_run_id, utc_now
-from tasks.reports.comparison_document import comparison_document
-from tasks.reports.document import markdown, terminal_text
+from tasks.records.run_ids import new_run_id, utc_now
+from tasks.records.run_record import note_file
+from tasks.records.tracking import record_search
 from tasks.running.progress import log_block, log_step
+from tasks.running.run_lifecycle import close_run, open_run
 
 
 @flow(name=COMPARE_SCHEDULERS, validate_parameters=False)
@@ -58,10 +57,10 @@ def compare_schedulers(asked: CompareParameters) -> str:
         _compare_measured(workspace, asked)
         return run_id
 
-    problems, left_out = load_problems(asked.problem or []), dict[str, str]()
+    problems = load_problems(asked.problem or [])
     wanted = asked.models or ([] if asked.problem else list(PAPER_MODELS))
     if wanted:
-        made, left_out = problems_of_models(
+        problems += problems_of_models(
             workspace,
             wanted,
             prepare_data(workspace, data=None, schema_file=None),
@@ -69,30 +68,37 @@ def compare_schedulers(asked: CompareParameters) -> str:
             device_types=asked.device_types,
             throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
         )
-        problems += made
     if not problems:
-        raise ConfigurationError(f"no problem is left to compare on: {'; '.join(left_out.values())}")
+        raise ConfigurationError(
+            f"a problem must be left to compare on, but none of {', '.join(wanted)} gives one"
+        )
 
-    compared_methods = list(dict.fromkeys(asked.methods or sorted(SCHEDULERS)))
+    methods = list(dict.fromkeys(asked.methods or sorted(SCHEDULERS)))
     terms = Terms(
         budget_evaluations=asked.budget_evaluations,
         num_seeds=asked.seeds,
         max_seconds=asked.max_seconds_per_search,
     )
-    log_step("searches", f"{len(problems)} problems x {len(compared_methods)} methods x {asked.seeds} seeds")
-    comparison = compare(problems, compared_methods, terms, left_out=left_out)
-
-    command = command_line(asked)
-    document = comparison_document(comparison, command=command, finished_at=utc_now())
-    text = markdown(document)
-    log_block(terminal_text(document))
-    if asked.output is not None:
-        _write_markdown(Path(asked.output), text)
-    publish_comparison(text)
-    tracked = record_comparison(workspace, comparison, run_id=run_id, command=command, text=text)
-    services = workspace.running_services()
-    log_step("record", tracked.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL))
+    log_step("searches", f"{len(problems)} problems x {len(methods)} methods x {asked.seeds} seeds")
+    _record(workspace, compare(problems, methods, terms), run_id=run_id)
     return run_id
+
+
+def _record(workspace: Workspace, plans: Sequence[FoundPlan], *, run_id: str) -> None:
+    """Write a comparison to MLflow, each search as a child run; after its end, so that a kill leaves no run open."""
+    run = open_run(
+        workspace, run_id=run_id, run_name=f"{KIND_COMPARISON} {run_id}", tags={}, kind=KIND_COMPARISON
+    )
+    problems = {plan.compared.full_name: plan.compared.problem for plan in plans}
+    for plan in plans:
+        figures = {"search/cpu_seconds": plan.cpu_seconds}
+        record_search(workspace, run, plan.result, plan.settings, name=plan.name, figures=figures)
+    for number, problem in enumerate(problems.values()):
+        note_file(workspace, run.run_id, f"problems/{number}.json", problem.to_json())
+    close_run(workspace, run, status="FINISHED", reason=COMPLETED)
+    services = workspace.running_services()
+    address = run.address(services.mlflow_url if services else DEFAULT_MLFLOW_URL)
+    log_step("compare", f"the {len(plans)} plans below this run, grouped by method: {address}")
 
 
 def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
@@ -113,24 +119,3 @@ def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
             num_cores=num_cores(),
         )
         log_block("\n".join(measured_table(model, found, batch_size=batch_size).lines()))
-
-
-def command_line(asked: CompareParameters) -> str:
-    """Return the command that compares with these parameters; those with their default value are left out.
-
-    Example:
-        >>> command_line(CompareParameters(seeds=2, methods=["exact", "genetic"]))
-        'python -m flows.compare_schedulers --methods exact genetic --seeds 2'
-    """
-    words = ["python", "-m", "flows.compare_schedulers"]
-    for name, value in asked.model_dump(exclude_defaults=True).items():
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    return shlex.join(words)
-
-
-def _write_markdown(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"cannot write the comparison to {path}: {error.strerror}") from error

@@ -31,7 +31,7 @@ from tasks.planning.deadline import parse_time_of_day
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import check_markets, check_offers
-from tasks.records.runs import saved_parameters
+from tasks.records.run_files import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
 """Parameters of train-ctr that a back-fill sets itself or has no use for."""
@@ -139,7 +139,7 @@ def check_comparison(asked: CompareParameters) -> None:
 
     Raises:
         UnknownNameError: A model or device type is not known.
-        ConfigurationError: A file cannot be read or written, or a device type is not sold at the prices at hand.
+        ConfigurationError: A file cannot be read, or a device type is not sold at the prices at hand.
     """
     for model in asked.models or []:
         check_model_name(model)
@@ -154,6 +154,3 @@ def check_comparison(asked: CompareParameters) -> None:
             )
     check_offers(asked.device_types, catalogue=PriceCatalogue(), region=REGION)
     load_problems(asked.problem or [])
-    output = asked.output
-    if output is not None and (Path(output).is_dir() or not Path(output).absolute().parent.is_dir()):
-        raise ConfigurationError(f"output must be a file in a folder that is there, got {output}")

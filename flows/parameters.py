@@ -380,9 +380,6 @@ class CompareParameters(FlowParameters):
     max_seconds_per_search: Annotated[float, of_unit("seconds", ge=1)] = 120.0
     """A method that takes longer is given up on the problem."""
 
-    output: str | None = None
-    """Markdown file for the tables; empty for none."""
-
     def check(self) -> None:
         """Check models, files and device types."""
         from flows.parameter_checks import check_comparison

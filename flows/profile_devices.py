@@ -42,7 +42,7 @@ from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
 from tasks.records.mlflow_names import KIND_PROFILING
-from tasks.records.runs import new_run_id, utc_now
+from tasks.records.run_ids import new_run_id, utc_now
 from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet

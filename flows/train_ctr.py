@@ -34,10 +34,12 @@ from infra.workspace import Workspace
 from tasks.data import find_night_of, source_name
 from tasks.recording import record_overhead
 from tasks.records.mlflow_names import STOPPED
-from tasks.records.runs import clean_up_run, finished_run, new_run_id, note_skipped, utc_now
+from tasks.records.past_runs import finished_run, note_skipped
+from tasks.records.run_ids import new_run_id, utc_now
 from tasks.running.live_fleet import only_fleet
 from tasks.running.night_fleet import Replan
 from tasks.running.progress import log_step
+from tasks.running.run_lifecycle import clean_up_run
 from tasks.running.run_log import kept_log
 
 

@@ -120,7 +120,7 @@ def train(**parameters: Any) -> Run:
     from flows.parameters import TrainParameters
     from infra.workspace import Workspace
     from tasks.records.past_runs import past_trainings
-    from tasks.records.runs import read_report
+    from tasks.records.run_files import read_report
 
     run_id = run_here("flows.train_ctr", TrainParameters.of(parameters))
     workspace = Workspace.locate()

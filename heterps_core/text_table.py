@@ -58,6 +58,13 @@ class Table:
             for row in table
         ]
 
+    def captioned_lines(self) -> list[str]:
+        """Return the lines below the caption, all indented."""
+        return [
+            *textwrap.wrap(self.caption, WIDTH, initial_indent="  ", subsequent_indent="  "),
+            *self.lines(),
+        ]
+
     def markdown(self) -> list[str]:
         """Return the lines of a Markdown table."""
         table = [list(self.columns), ["---"] * len(self.columns), *self.cells]

@@ -100,8 +100,8 @@ class Workspace:
     tracking_path = _Below("mlflow.db")
     """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""
 
-    outbox_directory = _Below("outbox")
-    """Records that wait for MLflow's store to answer; made with the first."""
+    records_directory = _Below("records")
+    """Records of runs that are not in MLflow: a run still goes on, or the store did not answer at its end."""
 
     artifacts_directory = _Below("mlartifacts")
     prefect_home = _Below("prefect")

@@ -11,4 +11,4 @@ REPEATABLE: dict[str, Any] = {
     "retry_jitter_factor": 0.5,
 }
 """Arguments for `@task` of those that only read, or whose second run leaves what the first would have: not a launch,
-a training, a search or a registration. Writes to MLflow wait in the outbox; boto3 tries calls of AWS again first."""
+a training, a search or a registration. A record waits in the workspace for MLflow; boto3 tries calls of AWS again."""

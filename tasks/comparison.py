@@ -3,8 +3,8 @@
 Each model makes two problems, one without a floor and one with a floor and caps that bind, and each of them is
 searched by the papers' closed form of a step and by the trainer's own.
 
-That a method finds no plan, takes no such problem, fails or does not end is an answer with its reason; nothing that
-one method does ends the comparison.
+A method that finds no plan, takes no such problem, fails or does not end is logged with the reason; the comparison
+goes on. MLflow shows the plans that were found side by side, and groups them by method, model, conditions or seed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,21 +22,25 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, 
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
+from heterps_core.text_table import usd_text
 from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
+from tasks.records.tracking import run_settings
 from tasks.running.progress import log_step
 from tasks.scheduling import make_problem, search_plan
 
-WARM_UP_EVALUATIONS = 256
-"""Of each method before the clock runs, as the first search of a process loads parts of torch."""
+_WARM_UP_EVALUATIONS = 256
+"""Plans that each method rates before the clock runs, as the first search of a process loads parts of torch."""
 
+_SAME_COST = 1e-6
+"""Relative difference below which two costs are equal."""
 
 NO_FLOOR, FLOOR_AND_CAPS, AS_GIVEN = "no floor", "floor and caps", "as given"
 """Conditions of the problems of a model, and of one from a file."""
 
-CAPPED_SHARE, FLOOR_SHARE = 0.75, 0.8
+_CAPPED_SHARE, _FLOOR_SHARE = 0.75, 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,72 +48,55 @@ class ComparedProblem:
     """A problem that the methods are compared on."""
 
     name: str
-    """Of the model, or the file as it was given."""
+    """Name of the model, or the file as it was given."""
 
     problem: SchedulingProblem
     conditions: str = AS_GIVEN
-    estimated_device_types: tuple[str, ...] = ()
-    """Whose times are a roofline and not a measurement; not known of a file."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MethodSummary:
-    """What one method found for one problem over all seeds."""
-
-    method: str
-    num_seeds: int
-    results: tuple[SearchResult, ...]
-    """Of the seeds that led to a plan, in their order."""
-
-    cpu_seconds: tuple[float, ...]
-    """Of the searches with their proofs, also of those without a plan."""
-
-    remark: str = ""
-    """Why there are no more results, or what is different about them."""
 
     @property
-    def gaps(self) -> tuple[float, ...]:
-        """How far each plan may be above the cheapest one, as a share of the proven bound."""
-        return tuple(result.plan.optimality_gap for result in self.results)
+    def full_name(self) -> str:
+        """Name, conditions and step model."""
+        return f"{self.name}, {self.conditions}, {self.problem.step_model}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProblemOutcome:
-    """What all methods found for one problem."""
+class FoundPlan:
+    """The result of one search."""
 
     compared: ComparedProblem
-    summaries: tuple[MethodSummary, ...]
-    """In the order in which the methods were given."""
+    method: str
+    seed: int
+    result: SearchResult
+    cpu_seconds: float
+    """Processor time of the search with its proof."""
 
     @property
-    def best(self) -> SearchResult | None:
-        """The cheapest plan that any method found with any seed."""
-        results = [result for summary in self.summaries for result in summary.results]
-        return min(results, key=lambda result: result.plan.cost_usd, default=None)
+    def name(self) -> str:
+        """Name of the search among those of a comparison."""
+        return f"{self.method} seed {self.seed}: {self.compared.full_name}"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """All methods on all problems."""
-
-    outcomes: tuple[ProblemOutcome, ...]
-    left_out: Mapping[str, str]
-    """Models of which no problem could be made, with the reason."""
-
-    num_seeds: int
-    budget_evaluations: int
-    cpu_seconds: float
-    """Of all searches with their proofs."""
+    @property
+    def settings(self) -> dict[str, str]:
+        """Parameters by which MLflow groups the searches."""
+        problem, plan = self.compared.problem, self.result.plan
+        settings = run_settings(
+            plan.stages,
+            method=self.method,
+            model=self.compared.name,
+            batch_size=problem.batch_size,
+            seed=self.seed,
+        )
+        return {**settings, "conditions": self.compared.conditions, "step_model": str(problem.step_model)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Terms:
-    """What every method is given."""
+    """Limits that are the same for every method."""
 
     budget_evaluations: int
     num_seeds: int
     max_seconds: float
-    """Of one search with its proof, in wall time; a method that takes longer is given up on this problem."""
+    """Wall time of one search with its proof; a method that takes longer is given up on this problem."""
 
 
 def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
@@ -135,10 +122,9 @@ def problems_of_models(
     *,
     device_types: Sequence[str],
     throughput_floor_samples_per_s: float,
-) -> tuple[list[ComparedProblem], dict[str, str]]:
-    """Make the problems of a night's job for each model; return them, and what cannot be made with the reason."""
+) -> list[ComparedProblem]:
+    """Return the problems of a night's job for each model; a model that gives none is logged with the reason."""
     problems: list[ComparedProblem] = []
-    left_out: dict[str, str] = {}
     for model in dict.fromkeys(models):
         try:
             job, profiled = profiled_job(workspace, model, clicks, device_types)
@@ -152,8 +138,7 @@ def problems_of_models(
             )
             under = {NO_FLOOR: problem, FLOOR_AND_CAPS: with_floor_and_caps(problem)}
         except HeterpsError as error:
-            left_out[model] = reason_in_one_line(error)
-            log_step("left out", f"{model}: {left_out[model]}")
+            log_step("left out", f"{model}: {reason_in_one_line(error)}")
             continue
         log_step("profile", profiled.summary)
         problems += [
@@ -161,12 +146,11 @@ def problems_of_models(
                 name=model,
                 problem=replace(each, step_model=step_model),
                 conditions=conditions,
-                estimated_device_types=profiled.estimated_device_types,
             )
             for conditions, each in under.items()
             for step_model in StepModel
         ]
-    return problems, left_out
+    return problems
 
 
 def with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
@@ -186,12 +170,12 @@ def with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
     capped = replace(problem, throughput_floor_samples_per_s=0.0)
     highest = _highest_throughput(capped)
     for name, num_units in used.items():
-        most = max(1, math.floor(CAPPED_SHARE * num_units))
+        most = max(1, math.floor(_CAPPED_SHARE * num_units))
         unit = replace(capped.device_types[name], max_units=most)
         tighter = replace(capped, device_types={**capped.device_types, name: unit})
         if reachable := _highest_throughput(tighter):
             capped, highest = tighter, reachable
-    return replace(capped, throughput_floor_samples_per_s=float(f"{FLOOR_SHARE * highest:.2g}"))
+    return replace(capped, throughput_floor_samples_per_s=float(f"{_FLOOR_SHARE * highest:.2g}"))
 
 
 def _highest_throughput(problem: SchedulingProblem) -> float:
@@ -222,67 +206,50 @@ def reason_in_one_line(error: Exception) -> str:
     return " ".join(str(error).partition(";")[0].split())
 
 
-def compare(
-    problems: Sequence[ComparedProblem],
-    methods: Sequence[str],
-    terms: Terms,
-    *,
-    left_out: Mapping[str, str],
-) -> Comparison:
-    """Search with every method for every problem and seed, one after the other."""
+def compare(problems: Sequence[ComparedProblem], methods: Sequence[str], terms: Terms) -> list[FoundPlan]:
+    """Search with every method for every problem and seed, one after the other; log the cheapest plans."""
     for method in methods:
-        budget = min(terms.budget_evaluations, WARM_UP_EVALUATIONS)
+        budget = min(terms.budget_evaluations, _WARM_UP_EVALUATIONS)
         _search(problems[0].problem, method, seed=0, budget_evaluations=budget, terms=terms)
-    started = time.process_time()
-    outcomes = []
+    found = []
     for compared in problems:
-        found = tuple(compare_method(compared.problem, method, terms) for method in methods)
-        outcomes.append(ProblemOutcome(compared=compared, summaries=found))
-        num_found = sum(bool(summary.results) for summary in found)
-        log_step(
-            "compared",
-            f"{compared.name}, {compared.conditions}, {compared.problem.step_model}: {num_found} of {len(found)} "
-            f"methods found a plan",
-        )
-    return Comparison(
-        outcomes=tuple(outcomes),
-        left_out=left_out,
-        num_seeds=terms.num_seeds,
-        budget_evaluations=terms.budget_evaluations,
-        cpu_seconds=time.process_time() - started,
-    )
+        plans = [plan for method in methods for plan in _plans_of(compared, method, terms)]
+        found += plans
+        if not plans:
+            log_step("compared", f"{compared.full_name}: no method found a plan")
+            continue
+        usd = min(each.result.plan.cost_usd for each in plans)
+        cheapest = {
+            each.method: None for each in plans if each.result.plan.cost_usd <= usd * (1 + _SAME_COST)
+        }
+        log_step("compared", f"{compared.full_name}: {usd_text(usd)} by {', '.join(cheapest)}")
+    return found
 
 
-def compare_method(problem: SchedulingProblem, method: str, terms: Terms) -> MethodSummary:
+def _plans_of(compared: ComparedProblem, method: str, terms: Terms) -> list[FoundPlan]:
     """Search with one method and all seeds; a method of which a search does not end in time is given up.
 
     No method gets more evaluations than its own default: a Bayesian search of 2,000 plans takes half a minute.
     """
     budget = min(terms.budget_evaluations, get_scheduler(method).default_budget_evaluations)
-    results: list[SearchResult] = []
-    remarks: list[str] = []
-    cpu_seconds: list[float] = []
+    plans: list[FoundPlan] = []
+    reasons: dict[str, None] = {}
     for seed in range(terms.num_seeds):
         started = time.process_time()
-        found = _search(problem, method, seed=seed, budget_evaluations=budget, terms=terms)
-        cpu_seconds.append(time.process_time() - started)
-        if isinstance(found, SearchResult):
-            results.append(found)
-            if 1 < found.plan.num_evaluations == budget < terms.budget_evaluations:
-                remarks.append(f"rates {budget:,} plans, as more take long")
-        elif isinstance(found, TimeoutError):
-            results.clear()
-            remarks = [f"{budget:,} evaluations took more than {terms.max_seconds:g} s"]
+        result = _search(compared.problem, method, seed=seed, budget_evaluations=budget, terms=terms)
+        cpu_seconds = time.process_time() - started
+        if isinstance(result, SearchResult):
+            plans.append(
+                FoundPlan(compared=compared, method=method, seed=seed, result=result, cpu_seconds=cpu_seconds)
+            )
+        elif isinstance(result, TimeoutError):
+            plans, reasons = [], {f"{budget:,} evaluations took more than {terms.max_seconds:g} s": None}
             break
         else:
-            remarks.append(reason_in_one_line(found))
-    return MethodSummary(
-        method=method,
-        num_seeds=terms.num_seeds,
-        results=tuple(results),
-        cpu_seconds=tuple(cpu_seconds),
-        remark="; ".join(dict.fromkeys(remarks)),
-    )
+            reasons[reason_in_one_line(result)] = None
+    if reasons:
+        log_step("no plan", f"{method}, {compared.full_name}: {'; '.join(reasons)}")
+    return plans
 
 
 def _search(

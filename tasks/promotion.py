@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -45,29 +45,46 @@ from tasks.records.model_registry import DataKind, RegisteredVersion, find_versi
 if TYPE_CHECKING:
     from heterps_core.serving.exported_model import ClickPredictor
 
-SHOWN_DIGITS = 12
-"""Of a hash."""
+_SHOWN_DIGITS = 12
+"""Characters of a hash that are shown."""
 
-RowsAfter = Callable[[str], AbstractContextManager[PreparedDataset | None]]
+_RowsAfter = Callable[[str], AbstractContextManager[PreparedDataset | None]]
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Challenger:
+    """A registered version that may become champion, with its gates and what is known of it already."""
+
+    version: str
+    run_id: str
+    day: str | None
+    """Day that it was trained on; None where the data has no days."""
+
+    gates: PromotionGates
+    usd_per_million_samples: float | None
+    """Billed for its training; None where that is not known."""
+
+    planned_usd_per_million_samples: float | None
+    """By its plan, which is compared with the champion's."""
+
+    baseline: Baseline | str | None
+    """A logistic regression on a sample of the same rows, or why there is none; None where none was asked for."""
+
+    judgement: HeldOutJudgement | None = None
+    """Found by the workers that trained the model, beside version `judged_beside`."""
+
+    judged_beside: str | None = None
 
 
 @task(name="judge challenger", cache_policy=NO_CACHE)
 def promote_if_better(
     workspace: Workspace,
-    *,
-    run_id: str,
-    version: str,
-    day: str | None,
+    challenger: Challenger,
     dataset: PreparedDataset,
-    usd_per_million_samples: float | None,
-    planned_usd_per_million_samples: float | None,
-    gates: PromotionGates,
-    baseline: Baseline | str | None,
-    judgement: HeldOutJudgement | None = None,
-    judged_beside: str | None = None,
-    rows_after: RowsAfter | None = None,
+    *,
+    rows_after: _RowsAfter | None = None,
 ) -> PromotionDecision | str:
     """Let a new model become champion where it passes the gates; return the decision, or why it is not judged.
 
@@ -81,12 +98,7 @@ def promote_if_better(
     champion is of days: a trial shall not end what serves.
 
     Args:
-        day: That it was trained on; None where the data has no days.
-        usd_per_million_samples: What its training was billed; None where that is not known.
-        planned_usd_per_million_samples: By its plan, which is compared with the champion's.
-        baseline: On a sample of the same rows, or why there is none; None where none was asked for.
-        judgement: What the workers that trained the model found, beside version `judged_beside`; where the champion
-            is another one, both models predict here.
+        dataset: Its held-out rows judge. Where the workers judged beside another champion, both models predict here.
         rows_after: Gives the rows of the day after a day, or None where there are none; None does not look.
 
     Raises:
@@ -94,33 +106,22 @@ def promote_if_better(
         ConfigurationError: The registry does not answer, or another model became champion meanwhile.
     """
     champion = champion_of(workspace)
-    registered = find_version(workspace, version)
+    registered = find_version(workspace, challenger.version)
     if champion is not None and champion.data_kind > registered.data_kind:
         of = {DataKind.FILES: "given data", DataKind.DAYS: "days"}[champion.data_kind]
         return f"the champion, version {champion.version}, has been trained on {of}, and this is not"
-    judge = partial(
-        judge_challenger,
-        workspace,
-        run_id=run_id,
-        version=version,
-        folder=verified_folder(workspace, registered),
-        usd_per_million_samples=usd_per_million_samples,
-        planned_usd_per_million_samples=planned_usd_per_million_samples,
-        gates=gates,
-    )
-    judge_first = partial(
-        judge, dataset=dataset, baseline=baseline, judgement=judgement, judged_beside=judged_beside
-    )
-    if champion is None or champion.day is None or day is None or champion.day <= day:
-        decision = judge_first(champion=champion)
+    judge = partial(judge_challenger, workspace, folder=verified_folder(workspace, registered))
+    if champion is None or champion.day is None or challenger.day is None or champion.day <= challenger.day:
+        decision = judge(challenger, dataset, champion=champion)
     else:
         opponent = opponent_of(workspace, registered)
-        decision = judge_first(champion=opponent, stays_champion=champion.version)
+        decision = judge(challenger, dataset, champion=opponent, stays_champion=champion.version)
         if decision.passed_beside_champion and rows_after is not None:
+            anew = replace(challenger, judgement=None, baseline=None)
             try:
                 with rows_after(champion.day) as rows:
                     if rows is not None:
-                        beside = judge(dataset=rows, champion=champion, baseline=None)
+                        beside = judge(anew, rows, champion=champion)
                         decision = beside if beside.is_promoted else decision
             except DataError as problem:
                 logger.warning(
@@ -132,18 +133,11 @@ def promote_if_better(
 
 def judge_challenger(
     workspace: Workspace,
-    *,
-    run_id: str,
-    version: str,
+    challenger: Challenger,
     dataset: PreparedDataset,
+    *,
     folder: Path,
     champion: Champion | None,
-    usd_per_million_samples: float | None,
-    planned_usd_per_million_samples: float | None,
-    gates: PromotionGates,
-    baseline: Baseline | str | None,
-    judgement: HeldOutJudgement | None = None,
-    judged_beside: str | None = None,
     stays_champion: str | None = None,
 ) -> PromotionDecision:
     """Decide whether a version should become champion; nothing is changed yet, `apply_decision` does that.
@@ -157,7 +151,6 @@ def judge_challenger(
     Args:
         folder: Its exported model.
         champion: To judge against: the one of now, or of the day that is back-filled; None where there is none.
-        baseline: See `promote_if_better`, like the next two.
         stays_champion: Version that stays champion whatever the gates find, since it knows later days.
 
     Returns:
@@ -168,83 +161,31 @@ def judge_challenger(
         ConfigurationError: The challenger's code cannot be imported, or has other layers than were exported.
         DataError: A source that must be read again is gone or has changed.
     """
-    registered = find_version(workspace, version)
+    registered = find_version(workspace, challenger.version)
     earlier = decision_of(registered)
-    if earlier is not None and champion is not None and champion.version == version:
+    if earlier is not None and champion is not None and champion.version == challenger.version:
         return earlier
-    case = _Case(registered, run_id, champion, gates, stays_champion)
-    verdicts = [_gate_of_files(registered, folder)]
-    if not verdicts[-1].is_met:
-        return case.decision(verdicts)
-    opponent = champion
-    if champion is not None and champion.data_kind < registered.data_kind:
-        case.champion_counts_as_none = "which was trained on other data"
-        opponent = None
-    if judgement is None or (opponent is not None and opponent.version != judged_beside):
-        try:
-            judgement = judge_here(dataset, folder, opponent)
-        except _CannotPredictError as error:
-            case.champion_counts_as_none = f"which cannot predict these rows ({error})"
-            opponent, judgement = None, judgement or judge_here(dataset, folder, None)
-    case.judgement = judgement
-    try:
-        case.leaks = "; ".join(leaks_of(dataset))
-    except DataError as problem:
-        logger.warning("no column was looked at for whether it tells the label alone: %s", problem)
-    num_bad = float(judgement.num_not_finite)
-    verdicts += [
-        gate_of_rows(gates, num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
-        GateVerdict.of("predictions that are not finite", num_bad, "at most", 0.0),
-    ]
-    if not all(verdict.is_met for verdict in verdicts):
-        return case.decision(verdicts)
-    challenger = _figures(judgement.quality, usd_per_million_samples, planned_usd_per_million_samples)
-
-    if opponent is not None and judgement.other_not_finite:
-        logger.warning("the champion, version %s, predicts what is not finite", opponent.version)
-        case.champion_counts_as_none = "whose predictions are not finite"
-        opponent = None
-    confidence = gates.promotion_confidence
-    if opponent is None:
-        assert judgement.log_loss_above_mean_rate is not None
-        above_mean_rate = judgement.log_loss_above_mean_rate.interval(confidence=confidence)
-        verdicts.append(gate_against_mean_rate(above_mean_rate, confidence=confidence))
-        if baseline is not None:
-            against_baseline = _against_baseline(dataset, folder, baseline, confidence=confidence)
-            verdicts.append(gate_against_baseline(against_baseline, confidence=confidence))
-        return case.decision(verdicts, challenger=challenger, log_loss_difference=above_mean_rate)
-    own = DataSchema.from_json(read_description(opponent.folder)["schema"])
-    named = dataset.manifest.schema.used_columns
-    case.columns_not_named = tuple(
-        name for name in (*own.numeric_columns, *own.slot_columns) if name not in named
+    case = _Case(
+        challenger,
+        registered,
+        champion,
+        stays_champion,
+        dataset,
+        folder,
+        [_gate_of_files(registered, folder)],
     )
-    kept = decision_of(find_version(workspace, opponent.version))
-    before = kept.challenger if kept else None
-    champion_figures = _figures(
-        judgement.other,
-        before.usd_per_million_samples if before else None,
-        before.planned_usd_per_million_samples if before else None,
+    if case.passes:
+        case.judge()
+    if not case.passes:
+        return case.decision()
+    case.figures = _figures(
+        case.judged.quality, challenger.usd_per_million_samples, challenger.planned_usd_per_million_samples
     )
-    assert judgement.auc_difference is not None
-    assert judgement.log_loss_difference is not None
-    comparison = PairedComparison(
-        auc_difference=judgement.auc_difference.interval(confidence=confidence),
-        log_loss_difference=judgement.log_loss_difference.interval(confidence=confidence),
-    )
-    verdicts += gates_against_champion(
-        gates,
-        comparison,
-        challenger=challenger,
-        champion=champion_figures,
-        knows_newer_day=(registered.day or "") > (opponent.day or ""),
-    )
-    return case.decision(
-        verdicts,
-        challenger=challenger,
-        champion=champion_figures,
-        auc_difference=comparison.auc_difference,
-        log_loss_difference=comparison.log_loss_difference,
-    )
+    if case.opponent is None:
+        case.compare_with_mean_rate()
+    else:
+        case.compare_with(case.opponent, decision_of(find_version(workspace, case.opponent.version)))
+    return case.decision()
 
 
 class _CannotPredictError(ConfigurationError):
@@ -315,106 +256,188 @@ def _against_baseline(
 
 @dataclass
 class _Case:
-    """What stays the same while one challenger is judged; see `judge_challenger`."""
+    """The state of judging one challenger; see `judge_challenger`."""
 
+    challenger: Challenger
     registered: RegisteredVersion
-    run_id: str
     champion: Champion | None
-    gates: PromotionGates
     stays_champion: str | None
+    dataset: PreparedDataset
+    folder: Path
+    verdicts: list[GateVerdict]
+    opponent: Champion | None = None
+    """The champion, unless it counts as none."""
+
     judgement: HeldOutJudgement | None = None
     leaks: str = ""
-    """What to say of columns that alone tell the label; empty where none does."""
+    """A remark on columns that alone tell the label; empty where none does."""
 
     champion_counts_as_none: str = ""
     """Why, for people; empty where it counts, or there is none."""
 
     columns_not_named: tuple[str, ...] = ()
-    """That the champion reads, but the schema does not name any more."""
+    """Columns that the champion reads, but the schema does not name any more."""
+
+    figures: ModelFigures | None = None
+    champion_figures: ModelFigures | None = None
+    auc_difference: Estimate | None = None
+    log_loss_difference: Estimate | None = None
 
     @property
     def champion_version(self) -> str | None:
-        """That it is judged against."""
+        """Version of the champion that the challenger is judged against."""
         return None if self.champion is None else self.champion.version
 
-    def decision(
-        self,
-        verdicts: Sequence[GateVerdict],
-        *,
-        challenger: ModelFigures | None = None,
-        champion: ModelFigures | None = None,
-        auc_difference: Estimate | None = None,
-        log_loss_difference: Estimate | None = None,
-    ) -> PromotionDecision:
-        """Return the decision that the verdicts give."""
-        return PromotionDecision(
-            version=self.registered.version,
-            run_id=self.run_id,
-            champion_version=self.champion_version,
-            is_promoted=self.stays_champion is None and all(verdict.is_met for verdict in verdicts),
-            why=self._why(verdicts, auc_difference, log_loss_difference)
-            + (f"; but {self.leaks}: was it filled after the click?" if self.leaks else ""),
-            gates=tuple(verdicts),
-            decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            confidence=self.gates.promotion_confidence,
-            num_rows=0 if self.judgement is None else self.judgement.num_rows,
-            num_clicks=0 if self.judgement is None else self.judgement.num_clicks,
-            challenger=challenger,
-            champion=champion,
-            auc_difference=auc_difference,
-            log_loss_difference=log_loss_difference,
+    @property
+    def judged(self) -> HeldOutJudgement:
+        """The judgement of models that could predict."""
+        assert self.judgement is not None
+        return self.judgement
+
+    @property
+    def passes(self) -> bool:
+        """All gates so far are met."""
+        return all(verdict.is_met for verdict in self.verdicts)
+
+    def judge(self) -> None:
+        """Let the models predict, unless the workers have done so, and add the gates of a sound model."""
+        judgement, self.opponent = self.challenger.judgement, self.champion
+        if self.champion is not None and self.champion.data_kind < self.registered.data_kind:
+            self._count_as_none("which was trained on other data")
+        beside = self.challenger.judged_beside
+        if judgement is None or (self.opponent is not None and self.opponent.version != beside):
+            try:
+                judgement = judge_here(self.dataset, self.folder, self.opponent)
+            except _CannotPredictError as error:
+                self._count_as_none(f"which cannot predict these rows ({error})")
+                judgement = judgement or judge_here(self.dataset, self.folder, None)
+        self.judgement = judgement
+        try:
+            self.leaks = "; ".join(leaks_of(self.dataset))
+        except DataError as problem:
+            logger.warning("no column was looked at for whether it tells the label alone: %s", problem)
+        num_bad = float(judgement.num_not_finite)
+        self.verdicts += [
+            gate_of_rows(self.challenger.gates, num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
+            GateVerdict.of("predictions that are not finite", num_bad, "at most", 0.0),
+        ]
+        if self.opponent is not None and judgement.other_not_finite:
+            logger.warning("the champion, version %s, predicts what is not finite", self.opponent.version)
+            self._count_as_none("whose predictions are not finite")
+
+    def compare_with_mean_rate(self) -> None:
+        """Add the gates of a challenger without an opponent."""
+        baseline, confidence = self.challenger.baseline, self.challenger.gates.promotion_confidence
+        assert self.judged.log_loss_above_mean_rate is not None
+        self.log_loss_difference = self.judged.log_loss_above_mean_rate.interval(confidence=confidence)
+        self.verdicts.append(gate_against_mean_rate(self.log_loss_difference, confidence=confidence))
+        if baseline is not None:
+            difference = _against_baseline(self.dataset, self.folder, baseline, confidence=confidence)
+            self.verdicts.append(gate_against_baseline(difference, confidence=confidence))
+
+    def compare_with(self, opponent: Champion, kept: PromotionDecision | None) -> None:
+        """Add the gates of a challenger beside an opponent, of which this decision was kept."""
+        judgement, gates = self.judged, self.challenger.gates
+        confidence = gates.promotion_confidence
+        assert self.figures is not None
+        assert judgement.auc_difference is not None
+        assert judgement.log_loss_difference is not None
+        own = DataSchema.from_json(read_description(opponent.folder)["schema"])
+        named = self.dataset.manifest.schema.used_columns
+        read = (*own.numeric_columns, *own.slot_columns)
+        self.columns_not_named = tuple(name for name in read if name not in named)
+        before = kept.challenger if kept else None
+        self.champion_figures = _figures(
+            judgement.other,
+            before.usd_per_million_samples if before else None,
+            before.planned_usd_per_million_samples if before else None,
+        )
+        comparison = PairedComparison(
+            auc_difference=judgement.auc_difference.interval(confidence=confidence),
+            log_loss_difference=judgement.log_loss_difference.interval(confidence=confidence),
+        )
+        self.auc_difference = comparison.auc_difference
+        self.log_loss_difference = comparison.log_loss_difference
+        self.verdicts += gates_against_champion(
+            gates,
+            comparison,
+            challenger=self.figures,
+            champion=self.champion_figures,
+            knows_newer_day=(self.registered.day or "") > (opponent.day or ""),
         )
 
-    def _why(
-        self,
-        verdicts: Sequence[GateVerdict],
-        auc: Estimate | None,
-        log_loss: Estimate | None,
-    ) -> str:
-        version, before = self.registered.version, self.champion_version
-        missed = [verdict for verdict in verdicts if not verdict.is_met]
-        if missed:
-            stays = self.stays_champion or before
-            kept = "there is still no champion" if stays is None else f"version {stays} stays champion"
-            why = f"{kept}, as of version {version} the {'; the '.join(map(str, missed))}"
-            if self.columns_not_named:
-                why += (
-                    f"; the champion reads {', '.join(self.columns_not_named)}, which the schema does not name: if "
-                    f"it shall not, heterps rollback ends its service (--to none where it was the first champion)"
-                )
-            if auc is None or log_loss is None or any(each.name not in MARGIN_GATES for each in missed):
-                return why
-            # For all that the rows say, both models may be equally good.
-            is_undecided = auc.high > 0.0 and log_loss.low <= 0.0
-            return f"{why}; more rows might tell them apart" if is_undecided else why
-        assert log_loss is not None
-        assert self.judgement is not None
-        rows = f"on {self.judgement.num_rows:,} rows that it has not seen"
-        beside = f"while version {self.stays_champion}, which knows later days, stays champion"
-        if auc is None:
-            if self.stays_champion is not None:
-                place = f"passed its gates, {beside}"
-            elif before is None:
-                place = "is the first champion"
-            else:
-                place = f"follows version {before}, {self.champion_counts_as_none}, as champion"
-            return (
-                f"version {version} {place}: {rows} its log-loss is {-log_loss.value:.4f} below that of a constant"
-                + (
-                    f"; AUC beside the logistic regression's: {verdicts[-1].remark}"
-                    if verdicts[-1].name == BASELINE_GATE
-                    else ""
-                )
+    def decision(self) -> PromotionDecision:
+        """Return the decision that the verdicts give."""
+        judgement = self.judgement
+        return PromotionDecision(
+            version=self.registered.version,
+            run_id=self.challenger.run_id,
+            champion_version=self.champion_version,
+            is_promoted=self.stays_champion is None and self.passes,
+            why=self._why() + (f"; but {self.leaks}: was it filled after the click?" if self.leaks else ""),
+            gates=tuple(self.verdicts),
+            decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            confidence=self.challenger.gates.promotion_confidence,
+            num_rows=0 if judgement is None else judgement.num_rows,
+            num_clicks=0 if judgement is None else judgement.num_clicks,
+            challenger=self.figures,
+            champion=self.champion_figures,
+            auc_difference=self.auc_difference,
+            log_loss_difference=self.log_loss_difference,
+        )
+
+    def _count_as_none(self, why: str) -> None:
+        self.opponent, self.champion_counts_as_none = None, why
+
+    def _why(self) -> str:
+        missed = [verdict for verdict in self.verdicts if not verdict.is_met]
+        return self._why_kept_out(missed) if missed else self._why_passed()
+
+    def _why_kept_out(self, missed: Sequence[GateVerdict]) -> str:
+        auc, log_loss = self.auc_difference, self.log_loss_difference
+        stays = self.stays_champion or self.champion_version
+        kept = "there is still no champion" if stays is None else f"version {stays} stays champion"
+        why = f"{kept}, as of version {self.registered.version} the {'; the '.join(map(str, missed))}"
+        if self.columns_not_named:
+            why += (
+                f"; the champion reads {', '.join(self.columns_not_named)}, which the schema does not name: if "
+                f"it shall not, heterps rollback ends its service (--to none where it was the first champion)"
             )
-        place = (
-            f"follows version {before} as champion"
-            if self.stays_champion is None
-            else f"passed its gates against version {before}, {beside}"
+        if auc is None or log_loss is None or any(each.name not in MARGIN_GATES for each in missed):
+            return why
+        # By these rows both models may be equally good.
+        is_undecided = auc.high > 0.0 and log_loss.low <= 0.0
+        return f"{why}; more rows might tell them apart" if is_undecided else why
+
+    def _why_passed(self) -> str:
+        auc, log_loss, before, last = (
+            self.auc_difference,
+            self.log_loss_difference,
+            self.champion_version,
+            self.verdicts[-1],
         )
-        return (
-            f"version {version} {place}: {rows} its AUC differs by {auc.value:+.4f} "
-            f"({auc.low:+.4f} to {auc.high:+.4f}) and its log-loss by {log_loss.value:+.4f}"
-        )
+        assert log_loss is not None
+        rows = f"on {self.judged.num_rows:,} rows that it has not seen"
+        beside = f"while version {self.stays_champion}, which knows later days, stays champion"
+        if self.stays_champion is not None:
+            against = "" if auc is None else f" against version {before}"
+            place = f"passed its gates{against}, {beside}"
+        elif before is None:
+            place = "is the first champion"
+        elif auc is None:
+            place = f"follows version {before}, {self.champion_counts_as_none}, as champion"
+        else:
+            place = f"follows version {before} as champion"
+        why = f"version {self.registered.version} {place}: {rows} its"
+        if auc is not None:
+            return (
+                f"{why} AUC differs by {auc.value:+.4f} ({auc.low:+.4f} to {auc.high:+.4f}) and its log-loss by "
+                f"{log_loss.value:+.4f}"
+            )
+        why += f" log-loss is {-log_loss.value:.4f} below that of a constant"
+        if last.name != BASELINE_GATE:
+            return why
+        return f"{why}; AUC beside the logistic regression's: {last.remark}"
 
 
 def _gate_of_files(registered: RegisteredVersion, folder: Path) -> GateVerdict:
@@ -425,8 +448,8 @@ def _gate_of_files(registered: RegisteredVersion, folder: Path) -> GateVerdict:
         found, remark = "none", str(error)
     return GateVerdict(
         name="SHA-256 of the files",
-        value=found[:SHOWN_DIGITS],
-        bound=registered.sha256[:SHOWN_DIGITS],
+        value=found[:_SHOWN_DIGITS],
+        bound=registered.sha256[:_SHOWN_DIGITS],
         rule="equal to",
         is_met=found == registered.sha256,
         remark=remark,

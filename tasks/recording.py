@@ -1,4 +1,4 @@
-"""Writes runs and comparisons into the record of runs: settings, figures, documents and the model."""
+"""Puts a run into its record: settings, figures, documents; and its model into the registry."""
 
 from __future__ import annotations
 
@@ -20,17 +20,13 @@ from heterps_core.planning.explain.text import explanation_text
 from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.billing.bill import Bill
 from infra.workspace import Workspace
-from tasks.comparison import Comparison
 from tasks.data import PreparedClicks
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, KIND_COMPARISON, SPEED_TAG
-from tasks.records.mlflow_store import client_of, deliver_waiting
-from tasks.records.mlflow_views import experiment_tags, run_name
-from tasks.records.tracking import TrackedRun
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, SPEED_TAG, TrackedRun
+from tasks.records.run_record import note, note_file, note_metrics, note_series
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.progress import log_step
-from tasks.running.run_lifecycle import close_run, open_run
 
 START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
@@ -42,23 +38,25 @@ STORE_POLL_S = 5.0
 
 @task(name="record plan", cache_policy=NO_CACHE)
 def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] = ()) -> None:
-    """Write plan, searches and their figures to MLflow.
+    """Add plan, searches and their figures to the run's record.
 
-    The chosen plan's figures stand on the parent run too, as the comparison page folds children away; with the
+    The chosen plan's figures stand on the parent run too, as MLflow's table folds children away; with the
     markets of the machines that the bills name, which may be others than the plan's.
     """
-    run, chosen, client = report.tracked, report.chosen, client_of(workspace)
-    for tag, text in experiment_tags().items():
-        client.set_experiment_tag(run.experiment_id, tag, text)
-    client.update_run(run.mlflow_run_id, name=run_name(report))
+    run, chosen = report.tracked, report.chosen
     for name, result in report.searches.results.items():
         tracking.record_search(
-            workspace, run, result, _settings(report, name), is_chosen=name == report.searches.taken
+            workspace,
+            run,
+            result,
+            _settings(report, name),
+            name=f"search {name}",
+            is_chosen=name == report.searches.taken,
         )
     trained_with = {f"training.{name}": str(value) for name, value in asdict(report.config).items()}
     settings = _settings(report, report.searches.taken) | {"market": _bought_in(report, bills)}
-    tracking.record_settings(workspace, run, settings | trained_with)
-    tracking.record_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
+    note(workspace, run, name=report.name_with_plan, parameters=settings | trained_with)
+    note_metrics(workspace, run, {**tracking.plan_metrics(chosen), **report.plan_metrics()})
     documents = {
         "plan": chosen.plan,
         "problem": report.problem,
@@ -66,36 +64,24 @@ def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] 
         "provisioning": report.provisioning.cloud_plan,
     }
     for name, document in documents.items():
-        client.log_dict(run.mlflow_run_id, document.to_json(), f"{name}.json")
+        note_file(workspace, run.run_id, f"{name}.json", document.to_json())
     explanation = f"{explanation_text(report.explanation)}\n\n{report.tables_text}"
-    client.log_text(
-        run.mlflow_run_id, f"# The plan, explained\n\n```\n{explanation}\n```\n", "explanation.md"
-    )
+    note_file(workspace, run.run_id, "explanation.md", f"# The plan, explained\n\n```\n{explanation}\n```\n")
     for path in report.provisioning.price_files:
-        client.log_artifact(run.mlflow_run_id, str(path))
-
-
-def record_promises(workspace: Workspace, report: PlanReport) -> None:
-    """Write the promised speed to MLflow before the training, which is then held against it."""
-    tracking.record_metrics(workspace, report.tracked, report.promises())
+        note_file(workspace, run.run_id, path.name, path.read_bytes())
 
 
 @task(name="record run", cache_policy=NO_CACHE)
 def record_run(workspace: Workspace, report: RunReport) -> None:
-    """Write what came of the plan to MLflow: throughput, quality, the bill, and what later runs learn from."""
+    """Add the outcome of a plan to the run's record: throughput, quality, the bill, and the speed to learn from."""
     run = report.tracked
-    tracking.record_metrics(workspace, run, report.metrics())
-    steps = report.training.steps
-    tracking.record_series(
-        workspace,
-        run,
-        {"train/log_loss": [(step.step, step.loss) for step in steps], **stage_series(report.stages)},
-    )
-    client = client_of(workspace)
+    note_metrics(workspace, run, report.metrics())
+    losses = [(step.step, step.loss) for step in report.training.steps]
+    note_series(workspace, run, {"train/log_loss": losses, **stage_series(report.stages)})
     if report.speed is not None:
-        client.set_tag(run.mlflow_run_id, SPEED_TAG, json.dumps(report.speed.to_json()))
+        note(workspace, run, tags={SPEED_TAG: json.dumps(report.speed.to_json())})
     for bill in report.bills:
-        client.log_dict(run.mlflow_run_id, bill.to_json(), f"bills/{bill.run_id}.json")
+        note_file(workspace, run.run_id, f"bills/{bill.run_id}.json", bill.to_json())
 
 
 def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float | None:
@@ -111,39 +97,9 @@ def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float |
 def record_overhead(
     workspace: Workspace, tracked: TrackedRun, run: RunDirectory, *, started_at: datetime
 ) -> None:
-    """Write to MLflow how long the run took to come to its first training step."""
+    """Add to the run's record how long the run took until its first training step."""
     seconds = start_to_first_step_s(run, started_at=started_at)
-    tracking.record_metrics(workspace, tracked, {START_TO_FIRST_STEP: seconds})
-
-
-@task(name="record comparison", cache_policy=NO_CACHE)
-def record_comparison(
-    workspace: Workspace, comparison: Comparison, *, run_id: str, command: str, text: str
-) -> TrackedRun:
-    """Write a comparison to MLflow, with its tables and problems; once it is over: a kill leaves no run open."""
-    run = open_run(
-        workspace,
-        run_id=run_id,
-        run_name=f"{KIND_COMPARISON} {run_id}",
-        tags={"heterps.command": command},
-        kind=KIND_COMPARISON,
-    )
-    client = client_of(workspace)
-    client.log_text(run.mlflow_run_id, text, "comparison.md")
-    tracking.record_metrics(
-        workspace,
-        run,
-        {
-            "comparison/cpu_seconds": comparison.cpu_seconds,
-            "comparison/problems": float(len(comparison.outcomes)),
-            "comparison/seeds": float(comparison.num_seeds),
-            "comparison/budget_evaluations": float(comparison.budget_evaluations),
-        },
-    )
-    for number, outcome in enumerate(comparison.outcomes):
-        client.log_dict(run.mlflow_run_id, outcome.compared.problem.to_json(), f"problems/{number}.json")
-    close_run(workspace, run, status="FINISHED", reason="completed")
-    return run
+    note_metrics(workspace, tracked, {START_TO_FIRST_STEP: seconds})
 
 
 @task(name="register model", cache_policy=NO_CACHE)
@@ -182,17 +138,16 @@ def register_model(
 
 
 def _wait_for_store(workspace: Workspace) -> None:
-    """Return once the store has all that waited for it, or after `STORE_WAIT_S`, when the next call says why."""
+    """Return once the store answers, or after `STORE_WAIT_S`, when the next call says why it does not."""
     until_s = time.monotonic() + STORE_WAIT_S
-    is_told = False
+    is_said = False
     while time.monotonic() < until_s:
         with suppress(ConfigurationError):
             model_registry.version_called(workspace, CHALLENGER_ALIAS)
-            if deliver_waiting(workspace):
-                return
-        if not is_told:
+            return
+        if not is_said:
             log_step("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
-            is_told = True
+            is_said = True
         time.sleep(STORE_POLL_S)
 
 

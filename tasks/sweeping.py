@@ -11,7 +11,8 @@ from infra.machines.sweeper import Sweep, SweptMachine, sweep_workspace
 from infra.workspace import Workspace, run_of_launch
 from tasks import REPEATABLE
 from tasks.clusters import cost_metrics, live_run_ids, runs_with_machines
-from tasks.records.mlflow_store import deliver_waiting
+from tasks.records.mlflow_store import store_must_answer
+from tasks.records.run_record import deliver, waiting_records
 from tasks.running.run_lifecycle import close_dead_run, runs_without_process
 
 
@@ -23,7 +24,7 @@ def end_orphans(workspace: Workspace) -> Sweep:
 
 @task(name="close dead records", cache_policy=NO_CACHE, **REPEATABLE)
 def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> list[str]:
-    """Deliver the records that wait, then close the MLflow runs whose flow is gone; return their ids.
+    """Write the records that wait to MLflow, then close the runs whose flow is gone; return their ids.
 
     A run is dead where its process on this host is gone, or where the sweep ended its machines and left
     it none. A run that died before its launch has no machine, so the process decides there. While the ledger has
@@ -34,17 +35,19 @@ def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> l
         for machine in swept
         if machine.problem is None
     }
-    if not deliver_waiting(workspace):
-        # The true end of a run may be among what waits.
-        return []
-    for run_id in runs_without_process(workspace):
-        reasons.setdefault(run_id, "the process of the flow is gone")
-    for run_id in live_run_ids(workspace) | runs_with_machines(workspace):
-        reasons.pop(run_id, None)
-    return [
-        run_id
-        for run_id, reason in sorted(reasons.items())
-        if close_dead_run(
-            workspace, run_id, status="KILLED", reason=reason, metrics=cost_metrics(workspace, run_id)
-        )
-    ]
+    for run_id in waiting_records(workspace):
+        if not deliver(workspace, run_id):
+            # MLflow does not answer; the next sweep asks again.
+            return []
+    with store_must_answer(workspace):
+        for run_id in runs_without_process(workspace):
+            reasons.setdefault(run_id, "the process of the flow is gone")
+        for run_id in live_run_ids(workspace) | runs_with_machines(workspace):
+            reasons.pop(run_id, None)
+        return [
+            run_id
+            for run_id, reason in sorted(reasons.items())
+            if close_dead_run(
+                workspace, run_id, status="KILLED", reason=reason, metrics=cost_metrics(workspace, run_id)
+            )
+        ]

@@ -170,3 +170,17 @@ def prefect_server() -> Iterator[Path]:
 
     with utilities.prefect_test_harness(server_startup_timeout=90):
         yield Path(str(PREFECT_SERVER_DATABASE_CONNECTION_URL.value()).partition("///")[2])
+
+
+@pytest.fixture
+def quick_locks(monkeypatch):
+    """MLflow waits 20 s for a lock; the wait is not tested."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def shorten(connection, cursor, statement, parameters, context, many):
+        return statement.replace("busy_timeout = 20000", "busy_timeout = 200"), parameters
+
+    event.listen(Engine, "before_cursor_execute", shorten, retval=True)
+    yield
+    event.remove(Engine, "before_cursor_execute", shorten)

@@ -47,8 +47,8 @@ ONLY_IMPORTERS = {
         "tasks/click_model.py",
         "tasks/records/mlflow_store.py",
         "tasks/records/model_registry.py",
-        "tasks/records/buffered_client.py",
-        "tasks/records/tracking.py",
+        "tasks/records/mlflow_names.py",
+        "tasks/records/run_record.py",
     },
     "boto3": {"infra/providers/aws/clients.py", "infra/providers/aws/prices.py"},
 }

@@ -11,8 +11,8 @@ import pytest
 import heterps
 from flows.cli import main
 from infra.workspace import Workspace
+from tasks.records.mlflow_names import TrackedRun
 from tasks.records.past_runs import PastRun
-from tasks.records.tracking import TrackedRun
 from tests.paths import PROJECT
 
 NIGHT = PROJECT / "docs" / "examples" / "night.problem.json"

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _print_bill(workspace: Workspace, named: str, *, as_json: bool) -> None:
     from tasks.clusters import bills_of_run, providers_of_run
-    from tasks.records.runs import find_run, known_runs
+    from tasks.records.run_ids import find_run, known_runs
     from tasks.reports.bills import bill_text
     from tasks.running.losses import restarts_text
 

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the explanation."""
-    from tasks.records.runs import find_run, known_runs, read_explanation, read_report
+    from tasks.records.run_files import read_explanation, read_report
+    from tasks.records.run_ids import find_run, known_runs
 
     workspace = Workspace.locate()
     run_id = find_run(options.run_id, known_runs(workspace))

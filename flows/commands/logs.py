@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     """Print the log, to its end so far or to that of the run."""
     from tasks.clusters import local_folder, nodes_folder
     from tasks.records.past_runs import past_trainings
-    from tasks.records.runs import find_run, known_runs
+    from tasks.records.run_ids import find_run, known_runs
 
     workspace = Workspace.locate()
     run_id = find_run(options.run_id, known_runs(workspace))

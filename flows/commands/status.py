@@ -102,13 +102,12 @@ def _watch(workspace: Workspace, *, interval_s: int) -> None:
 def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
     """Ask everything that can be asked, each part by itself; None stands for what cannot be known now."""
     from infra.ledger.ledger import EntryState, Ledger
-    from tasks.records import mlflow_store
+    from tasks.records.run_record import refused_records, waiting_records
     from tasks.running.live_fleet import waiting_runs
 
     server = _server(workspace)
     deployment = server and server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
     entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else ()
-    outbox = mlflow_store.outbox(workspace)
     return {
         "workspace": str(workspace.root),
         "services": _services(workspace, server, deployment, now=now),
@@ -136,8 +135,8 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         "caps": deployment and {cap: deployment["parameters"].get(cap) for cap in CAPS},
         "champion": _champion(workspace),
         "next_night": _next_night(server),
-        "num_waiting_records": len(outbox.waiting()),
-        "num_refused_records": outbox.num_refused(),
+        "num_waiting_records": len(waiting_records(workspace)),
+        "num_refused_records": len(refused_records(workspace)),
     }
 
 

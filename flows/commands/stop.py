@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Stop a run."""
     from tasks.clusters import directory_of_run, end_machines_of, machines_of_run, providers_of_run
-    from tasks.records.runs import find_run, known_runs
+    from tasks.records.run_ids import find_run, known_runs
 
     workspace = Workspace.locate()
     providers = providers_of_run(workspace)

@@ -31,9 +31,10 @@ from tasks.planning.wire_format import search_with_wire_dtype
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.provisioning import Provisioning, check_lifetime, find_offers, provision
-from tasks.publishing import publish_plan
+from tasks.publishing import publish_report
 from tasks.recording import record_plan
-from tasks.records.runs import keep_explanation, utc_now
+from tasks.records.run_files import keep_explanation
+from tasks.records.run_ids import utc_now
 from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.running.budget import spent_this_month_usd
@@ -336,6 +337,6 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     keep_explanation(run.workspace, plan.report)
     report = compared(run, plan.report)
     record_plan(run.workspace, report)
-    text = publish_plan(run.workspace, report)
+    text = publish_report(run.workspace, report)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)

@@ -18,10 +18,12 @@ from tasks.judging.baseline import measure_baseline
 from tasks.judging.newest_rows import rows_after
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
-from tasks.promotion import promote_if_better
+from tasks.promotion import Challenger, promote_if_better
 from tasks.publishing import publish_decision, publish_report
-from tasks.recording import record_plan, record_promises, record_run, register_model
-from tasks.records.runs import COMPLETED, keep_explanation
+from tasks.recording import record_plan, record_run, register_model
+from tasks.records.mlflow_names import COMPLETED
+from tasks.records.run_files import keep_explanation
+from tasks.records.run_record import note_metrics
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import within_budget
 from tasks.running.fleet import Fleet, FleetRun, launched
@@ -43,7 +45,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         TrainingError: A worker failed in a way that would come again, or too many launches were lost.
     """
     keep_explanation(run.workspace, plan.report)
-    record_promises(run.workspace, plan.report)
+    note_metrics(run.workspace, run.tracked, plan.report.promises())
     write = partial(
         write_job,
         run.directory,
@@ -64,7 +66,6 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         num_steps=run.dataset.num_batches(run.batch_size) * run.asked.epochs,
         deadline=plan.deadline,
         max_restarts_per_hour=run.asked.max_restarts_per_hour,
-        mlflow_run_id=run.tracked.mlflow_run_id,
         write_job=lambda bought: write(bought, is_under_way=True),
     )
     bought = at_prices_of_now(fleet_run, plan.report.provisioning)
@@ -132,18 +133,21 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
 
 def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecision | str:
     """Decide what the registered model becomes; return that, or why it is not judged."""
-    decision = promote_if_better(
-        run.workspace,
-        run_id=run.run_id,
+    challenger = Challenger(
         version=version,
+        run_id=run.run_id,
         day=run.asked.day,
-        dataset=run.dataset,
+        gates=run.asked.gates,
         usd_per_million_samples=report.billed_usd_per_million_samples,
         planned_usd_per_million_samples=report.chosen.plan.usd_per_million_samples,
-        gates=run.asked.gates,
         baseline=report.baseline,
         judgement=report.training.judgement,
         judged_beside=None if run.start.model is None else run.start.model.version,
+    )
+    decision = promote_if_better(
+        run.workspace,
+        challenger,
+        run.dataset,
         rows_after=None
         if run.asked.data is None
         else partial(

@@ -22,8 +22,8 @@ from flows.service.prefect_connection import HEARTBEAT_SECONDS
 from flows.service.prefect_plugin import FLOW_RUN_VARIABLE
 from flows.service.schedule import DEPLOYMENTS
 from infra.workspace import Workspace
-from tasks.records.runs import clean_up_run
-from tasks.records.tracking import EndStatus
+from tasks.records.mlflow_names import EndStatus
+from tasks.running.run_lifecycle import clean_up_run
 
 HEARTBEAT_AUTOMATION = "crash runs without heartbeat"
 HEARTBEATS_MISSED = 3

@@ -154,6 +154,23 @@ class PromotionDecision(JsonDocument):
         missed = {gate.name for gate in self.gates if not gate.is_met}
         return bool(missed) and missed <= COMPARISON_GATES
 
+    def metrics(self) -> dict[str, float | None]:
+        """Return the figures under their stable names; None for the champion's where there was none.
+
+        Few, since each name makes MLflow's table slower; the whole decision is in `promotion.json`.
+        """
+        auc, champion = self.auc_difference, self.champion
+        return {
+            "promotion/auc_difference": auc.value if auc else None,
+            "promotion/auc_difference_low": auc.low if auc else None,
+            "promotion/auc_difference_high": auc.high if auc else None,
+            "promotion/log_loss_difference": self.log_loss_difference.value
+            if champion and self.log_loss_difference
+            else None,
+            "champion/auc": champion.auc if champion else None,
+            "champion/log_loss": champion.log_loss if champion else None,
+        }
+
 
 def gates_against_champion(
     gates: PromotionGates,

@@ -32,8 +32,8 @@ from infra.workspace import Workspace
 from tasks.clusters import next_launch_id, node_bootstrap
 from tasks.profiling import ProfiledModel
 from tasks.provisioning import usd_for
-from tasks.records.mlflow_store import client_of
-from tasks.records.tracking import TrackedRun, record_metrics
+from tasks.records.mlflow_names import TrackedRun
+from tasks.records.run_record import note_file, note_metrics
 from tasks.running.live_fleet import only_fleet
 
 PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
@@ -215,10 +215,9 @@ def record_profiling(
     run: TrackedRun,
     devices: MeasuredDevices,
 ) -> None:
-    """Write profiles and bills to MLflow."""
-    client = client_of(workspace)
-    record_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
+    """Add profiles and bills to the run's record."""
+    note_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})
     documents = {f"profiles/{measured.device_type}": measured.to_json() for measured in devices.profiles}
     documents |= {f"bills/{bill.run_id}": bill.to_json() for bill in devices.bills}
     for name, document in documents.items():
-        client.log_dict(run.mlflow_run_id, document, f"{name}.json")
+        note_file(workspace, run.run_id, f"{name}.json", document)

@@ -1,6 +1,12 @@
-"""Names under which runs and models stand in MLflow: experiments, tags, kinds and aliases."""
+"""Names of runs and models in MLflow: experiments, tags, kinds, aliases, and the ids of a run."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 EXPERIMENT = "train-ctr"
 COMPARISON_EXPERIMENT = "compare-schedulers"
@@ -9,6 +15,9 @@ RUN_ID_TAG = "heterps.run_id"
 KIND_TAG = "heterps.kind"
 CHOSEN_TAG = "heterps.chosen"
 END_REASON_TAG = "heterps.end_reason"
+COMPLETED = "completed"
+"""End reason of a run that trained, and not only planned."""
+
 STOPPED, DIED = "stopped", "died"
 """Outcomes of runs that MLflow has no status for; the end reason of a run that was asked
 to stop begins with the first."""
@@ -56,6 +65,30 @@ KIND_PROFILING = "profiling"
 KIND_TUNING = "tuning"
 
 NOTE_TAG = "mlflow.note.content"
+
+TRAINING_VIEW = "workflowType=machine_learning"
+"""Part of an address; without it MLflow opens its view of language models."""
+
+EndStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """An MLflow run by its ids."""
+
+    mlflow_run_id: str
+    experiment_id: str
+    run_id: str
+
+    @classmethod
+    def of(cls, run: Run) -> TrackedRun:
+        """Return the ids of an MLflow run of ours."""
+        run_id = run.data.tags[RUN_ID_TAG]
+        return cls(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id)
+
+    def address(self, mlflow_url: str) -> str:
+        """Return the page of this run in an MLflow UI at `mlflow_url`, in its view of model training."""
+        return f"{mlflow_url}/#/experiments/{self.experiment_id}/runs/{self.mlflow_run_id}?{TRAINING_VIEW}"
 
 
 def night_name(day: str | None, run_id: str, *, model: str, scheduler: str) -> str:

@@ -1,57 +1,71 @@
-"""The store of runs in MLflow: how it is reached and asked, and what happens where it does not answer.
-
-What is written through `client_of` waits where the store does not answer. What cannot wait, such as moving an alias,
-goes through `answering_client`.
-"""
+"""The store of runs in MLflow: how to reach it, to ask it, and to say in one line that it does not answer."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from heterps_core.errors import ConfigurationError
 from infra.loopback_guard import App
 from infra.workspace import TRACKING_VARIABLE, Workspace
-from tasks.records.buffered_client import BufferedMlflowClient, is_deleted, is_passing
 from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
-from tasks.records.record_outbox import Outbox, first_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
-READ_TIMEOUT_S = 5.0
-"""For a database that another process has locked; MLflow waits as long."""
-
 MOST_RUNS = 50_000
+
+_FAULTS = frozenset(
+    {
+        "BAD_REQUEST",
+        "ENDPOINT_NOT_FOUND",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "MALFORMED_REQUEST",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+    }
+)
+"""MLflow's codes for a request that is wrong, and stays wrong."""
 
 _LOCAL_SCHEMES = ("", "file")
 
 logger = logging.getLogger(__name__)
 
 
-def client_of(workspace: Workspace) -> BufferedMlflowClient:
-    """Return a client of the workspace's store; MLflow is loaded on first use, as that takes seconds."""
-    return BufferedMlflowClient(lambda: _connect(workspace), outbox(workspace))
+def client_of(workspace: Workspace) -> MlflowClient:
+    """Return a client of the workspace's store, which is made where there is none; MLflow loads for seconds."""
+    # The default, seven times with doubled waits, holds a run up for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    import mlflow
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # Prints a traceback for a database that is locked, which is handled here.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    make_store(workspace)
+    return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
 
 
 @contextmanager
 def answering_client(workspace: Workspace) -> Iterator[MlflowClient]:
-    """Yield a client for what cannot be done later, such as moving an alias.
+    """Yield a client for work that cannot be done later, such as moving an alias.
 
     Raises:
         ConfigurationError: The store does not answer.
     """
     with store_must_answer(workspace):
-        yield _connect(workspace)
+        yield client_of(workspace)
 
 
 @contextmanager
@@ -125,40 +139,7 @@ def has_records(workspace: Workspace) -> bool:
     return workspace.tracking_path.exists() or not workspace.has_own_tracking
 
 
-def read_rows(workspace: Workspace, query: str, *values: str | int | None) -> list[tuple[Any, ...]]:
-    """Return what an SQL query finds in the workspace's own database: at once, where MLflow loads for two seconds.
-
-    Raises:
-        ConfigurationError: The database does not answer, or is none of MLflow's.
-    """
-    if not workspace.tracking_path.exists():
-        return []
-    address = f"{workspace.tracking_path.as_uri()}?mode=ro"
-    try:
-        with closing(sqlite3.connect(address, uri=True, timeout=READ_TIMEOUT_S)) as database:
-            return database.execute(query, values).fetchall()
-    except sqlite3.Error as problem:
-        raise ConfigurationError(
-            f"runs are recorded in {workspace.tracking_path}, which must answer, but does not ({problem}); look with "
-            f"heterps doctor which process holds it"
-        ) from problem
-
-
-def outbox(workspace: Workspace) -> Outbox:
-    """Return where records wait while the store does not answer."""
-    return Outbox(workspace.outbox_directory)
-
-
-def deliver_waiting(workspace: Workspace) -> bool:
-    """Try to write what waits for the store; return whether nothing waits any more."""
-    waiting = outbox(workspace)
-    if not waiting.is_empty:
-        num_written = client_of(workspace).deliver()
-        logger.info("%d records that had waited for MLflow were written", num_written)
-    return waiting.is_empty
-
-
-def experiment_id(client: BufferedMlflowClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
+def experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPERIMENT) -> str:
     """Return the id of an experiment, which is made where there is none."""
     from mlflow.exceptions import MlflowException
 
@@ -181,19 +162,45 @@ def experiment_id(client: BufferedMlflowClient, workspace: Workspace, name: str 
         return str(experiment.experiment_id)
 
 
-def runs_of(client: BufferedMlflowClient, run_id: str, kind: str | None = None) -> list[Run]:
+def runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list[Run]:
     """Return all MLflow runs of a flow run, or those of one kind."""
     condition = f"tags.`{RUN_ID_TAG}` = '{run_id}'"
     return search_runs(client, f"{condition} AND tags.`{KIND_TAG}` = '{kind}'" if kind else condition)
 
 
-def search_runs(client: BufferedMlflowClient, condition: str) -> list[Run]:
+def search_runs(client: MlflowClient, condition: str) -> list[Run]:
     """Return the runs of all our experiments for which a condition in MLflow's words holds."""
     experiments = [client.get_experiment_by_name(name) for name in (EXPERIMENT, COMPARISON_EXPERIMENT)]
     ids = [experiment.experiment_id for experiment in experiments if experiment is not None]
     if not ids:
         return []
     return list(client.search_runs(ids, filter_string=condition, max_results=MOST_RUNS))
+
+
+def is_passing(problem: Exception) -> bool:
+    """Tell whether an error says that the store does not answer now, rather than that a request is wrong."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import OperationalError
+
+    if isinstance(problem, MlflowException):
+        return problem.error_code not in _FAULTS
+    # What requests raises is an OSError; a missing file of ours is no matter of the store.
+    return isinstance(problem, OSError | OperationalError) and not isinstance(problem, FileNotFoundError)
+
+
+def is_deleted(problem: Exception) -> bool:
+    """Tell whether an error says that a person has deleted the run or experiment that is written to."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(problem, MlflowException):
+        return False
+    return problem.error_code == "RESOURCE_DOES_NOT_EXIST" or "must be in the 'active' state" in str(problem)
+
+
+def first_line(problem: Exception) -> str:
+    """Return an error's text in one line; of an error of the network the request is enough."""
+    text = str(problem).partition(" with exception HTTP")[0]
+    return (text.splitlines() or [type(problem).__name__])[0][:200]
 
 
 def local_path(uri: str) -> Path | None:
@@ -227,18 +234,3 @@ def _listed_bytes(repository: ArtifactRepository, name: str) -> int:
         _listed_bytes(repository, info.path) if info.is_dir else info.file_size or 0
         for info in repository.list_artifacts(name)
     )
-
-
-def _connect(workspace: Workspace) -> MlflowClient:
-    # The default, seven times with doubled waits, holds a run up for minutes.
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    import mlflow
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    # Prints a traceback for a database that is locked, which is handled here.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    make_store(workspace)
-    return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)

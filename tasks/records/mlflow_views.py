@@ -11,9 +11,14 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
-from tasks.records.mlflow_names import KIND_TAG, KIND_TRAINING, NOTE_TAG, PROMOTED_TAG
-from tasks.records.tracking import TRAINING_VIEW, TrackedRun
-from tasks.reports.run_report import PlanReport
+from tasks.records.mlflow_names import (
+    KIND_TAG,
+    KIND_TRAINING,
+    NOTE_TAG,
+    PROMOTED_TAG,
+    TRAINING_VIEW,
+    TrackedRun,
+)
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 NIGHTS_VIEW = "heterps-nights"
@@ -84,12 +89,3 @@ def compare_address(runs: Sequence[TrackedRun], mlflow_url: str) -> str:
     ids = quote(json.dumps([run.mlflow_run_id for run in runs]))
     experiments = quote(json.dumps([runs[0].experiment_id]))
     return f"{mlflow_url}/#/compare-runs?runs={ids}&experiments={experiments}&{TRAINING_VIEW}"
-
-
-def run_name(report: PlanReport) -> str:
-    """Return a name that a column of names can be read by: day, model, scheduler and plan.
-
-    Example: "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4".
-    """
-    stages = " + ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in report.chosen.plan.stages)
-    return f"{report.name} {stages}"

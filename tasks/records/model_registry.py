@@ -9,7 +9,6 @@ Unlike figures of a run, what is written here does not wait for a store that is 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import warnings
@@ -37,16 +36,9 @@ from tasks.records.mlflow_names import (
     REGISTERED_MODEL,
     RUN_ID_TAG,
     SCHEMA_TAG,
+    TrackedRun,
 )
-from tasks.records.mlflow_store import (
-    answering_client,
-    deliver_waiting,
-    has_records,
-    local_path,
-    outbox,
-    read_rows,
-)
-from tasks.records.tracking import TrackedRun
+from tasks.records.mlflow_store import answering_client, has_records, local_path
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -108,12 +100,6 @@ def register_model(
         CheckpointError: The folder does not hold a whole model.
         ConfigurationError: MLflow's store does not answer.
     """
-    if not deliver_waiting(workspace):
-        raise ConfigurationError(
-            "a model can be registered only when MLflow's store answers, but records of its run still wait for that; "
-            "start the store, then resume the run"
-        )
-    mlflow_run_id = outbox(workspace).created_runs().get(run.mlflow_run_id, run.mlflow_run_id)
     tags = {
         RUN_ID_TAG: run_id,
         MODEL_TAG: model,
@@ -124,14 +110,14 @@ def register_model(
     if day is not None:
         tags[DAY_TAG] = day
     with answering_client(workspace) as client:
-        artifacts = client.get_run(mlflow_run_id).info.artifact_uri
-        _keep_artifacts(client, mlflow_run_id, folder, kept=local_path(artifacts))
+        artifacts = client.get_run(run.mlflow_run_id).info.artifact_uri
+        _keep_artifacts(client, run.mlflow_run_id, folder, kept=local_path(artifacts))
         if _aliases(client) is None:
             client.create_registered_model(REGISTERED_MODEL)
         version = client.create_model_version(
             REGISTERED_MODEL,
             source=f"{artifacts}/{_ARTIFACT_FOLDER}",
-            run_id=mlflow_run_id,
+            run_id=run.mlflow_run_id,
             tags=tags,
             description=f"{model}, trained by run {run_id}" + (f" on {day}" if day else ""),
         )
@@ -154,8 +140,8 @@ def _keep_artifacts(client: MlflowClient, mlflow_run_id: str, folder: Path, *, k
 
 def registered_versions(workspace: Workspace) -> list[RegisteredVersion]:
     """Return all versions, the newest first; none where nothing was ever registered."""
-    if workspace.has_own_tracking:
-        return _own_versions(workspace, "current_stage <> ? ORDER BY version DESC", "Deleted_Internal")
+    if not has_records(workspace):
+        return []
     with answering_client(workspace) as client:
         found = client.search_model_versions(f"name = '{REGISTERED_MODEL}'", order_by=["version_number DESC"])
     return [_read(version) for version in found]
@@ -190,11 +176,8 @@ def version_to_serve(workspace: Workspace, version: str | None = None) -> Regist
 
 def version_called(workspace: Workspace, alias: str) -> RegisteredVersion | None:
     """Return the version that an alias names, or None where it names none."""
-    if workspace.has_own_tracking:
-        called = (
-            "version = (SELECT version FROM registered_model_aliases WHERE name = named.name AND alias = ?)"
-        )
-        return next(iter(_own_versions(workspace, called, alias)), None)
+    if not has_records(workspace):
+        return None
     with answering_client(workspace) as client:
         version = (_aliases(client) or {}).get(alias)
         if version is None:
@@ -332,50 +315,24 @@ def _aliases(client: MlflowClient) -> Mapping[str, str] | None:
     return {alias: str(version) for alias, version in found[0].aliases.items()} if found else None
 
 
-def _own_versions(workspace: Workspace, condition: str, *values: str) -> list[RegisteredVersion]:
-    """Return the versions of the workspace's own database for which a condition in SQL holds."""
-    rows = read_rows(
-        workspace,
-        "SELECT version, run_id, creation_time, (SELECT json_group_object(key, value) "
-        "FROM model_version_tags AS its WHERE its.name = named.name AND its.version = named.version) "
-        f"FROM model_versions AS named WHERE name = ? AND {condition}",
-        REGISTERED_MODEL,
-        *values,
-    )
-    return [_registered(number, run_id, ms, json.loads(tags)) for number, run_id, ms, tags in rows]
-
-
 def _read(version: ModelVersion) -> RegisteredVersion:
-    return _registered(version.version, version.run_id, version.creation_timestamp, dict(version.tags))
-
-
-def _registered(
-    version: object, mlflow_run_id: str | None, created_ms: int, tags: Mapping[str, str]
-) -> RegisteredVersion:
+    tags = dict(version.tags)
     return RegisteredVersion(
-        version=str(version),
+        version=str(version.version),
         run_id=tags.get(RUN_ID_TAG, ""),
-        mlflow_run_id=mlflow_run_id or "",
+        mlflow_run_id=version.run_id or "",
         model=tags.get(MODEL_TAG, ""),
         day=tags.get(DAY_TAG),
         sha256=tags.get(SHA256_TAG, ""),
-        registered_at=datetime.fromtimestamp(created_ms / 1_000, UTC),
+        registered_at=datetime.fromtimestamp(version.creation_timestamp / 1_000, UTC),
         tags=tags,
     )
 
 
 def _root_of(workspace: Workspace, registered: RegisteredVersion) -> Path:
     """Return the folder that MLflow keeps for a version, on this machine."""
-    if workspace.has_own_tracking:
-        [(uri,)] = read_rows(
-            workspace,
-            "SELECT coalesce(storage_location, source) FROM model_versions WHERE name = ? AND version = ?",
-            REGISTERED_MODEL,
-            registered.version,
-        )
-    else:
-        with answering_client(workspace) as client:
-            uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
+    with answering_client(workspace) as client:
+        uri = client.get_model_version_download_uri(REGISTERED_MODEL, registered.version)
     path = local_path(uri)
     if path is not None:
         return path

@@ -23,15 +23,13 @@ from tasks.records.mlflow_names import (
 )
 from tasks.records.mlflow_store import (
     answering_client,
-    client_of,
     delete_stored,
+    first_line,
     local_path,
     search_runs,
-    store_must_answer,
     stored_bytes,
 )
 from tasks.records.model_registry import RegisteredVersion
-from tasks.records.record_outbox import first_line
 from tasks.running.tidying import Tidied
 
 
@@ -102,8 +100,8 @@ def _needed(
         called = sorted(alias for alias in aliases if aliases[alias] == name)
         whys[name] = f"is called {' and '.join(called)}"
     condition = f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
-    with store_must_answer(workspace):
-        running = search_runs(client_of(workspace), condition)
+    with answering_client(workspace) as client:
+        running = search_runs(client, condition)
     for run in running:
         if START_TAG in run.data.tags:
             whys.setdefault(run.data.tags[START_TAG], "a run that is under way began with it")

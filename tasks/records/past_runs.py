@@ -13,6 +13,8 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.calibration import RunSpeed
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import (
+    COMPLETED,
+    DATA_TAG,
     DAY_TAG,
     DIED,
     END_REASON_TAG,
@@ -22,12 +24,15 @@ from tasks.records.mlflow_names import (
     MODEL_TAG,
     PROMOTED_TAG,
     RUN_ID_TAG,
+    SKIPPED_TAG,
     SPEED_TAG,
     STOPPED,
+    TrackedRun,
 )
-from tasks.records.mlflow_store import client_of, read_rows, store_must_answer
-from tasks.records.tracking import TrackedRun
+from tasks.records.mlflow_store import answering_client, has_records, runs_of
 from tasks.running.run_lifecycle import process_is_gone
+
+_MOST_RUNS_OF_A_DAY = 1_000
 
 logger = logging.getLogger(__name__)
 
@@ -182,15 +187,13 @@ def past_trainings(
     Raises:
         ConfigurationError: The record of runs does not answer.
     """
+    if not has_records(workspace):
+        return []
     wanted = {KIND_TAG: KIND_TRAINING, DAY_TAG: day, RUN_ID_TAG: run_id}
-    tags = {name: value for name, value in wanted.items() if value}
-    if workspace.has_own_tracking:
-        return _own_trainings(workspace, most=most, tags=tags, status=status)
-    conditions = [f"tags.`{name}` = '{value}'" for name, value in tags.items()]
+    conditions = [f"tags.`{name}` = '{value}'" for name, value in wanted.items() if value]
     if status:
         conditions.append(f"attributes.status = '{status}'")
-    with store_must_answer(workspace):
-        client = client_of(workspace)
+    with answering_client(workspace) as client:
         experiment = client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
             return []
@@ -214,43 +217,43 @@ def past_trainings(
     ]
 
 
-def _own_trainings(
-    workspace: Workspace, *, most: int, tags: Mapping[str, str], status: str | None
-) -> list[PastRun]:
-    """Return the same from the workspace's own database."""
-    of_run = "(SELECT json_group_object(key, value) FROM {} AS its WHERE its.run_uuid = runs.run_uuid)"
-    has_tag = (
-        " AND EXISTS (SELECT 1 FROM tags AS its WHERE its.run_uuid = runs.run_uuid AND key = ? AND value = ?)"
-    )
-    rows = read_rows(
-        workspace,
-        "SELECT run_uuid, experiment_id, runs.name, status, start_time, "
-        + ", ".join(of_run.format(table) for table in ("tags", "params", "latest_metrics"))
-        + " FROM runs JOIN experiments USING (experiment_id) WHERE experiments.name = ?"
-        " AND runs.lifecycle_stage = 'active' AND status = coalesce(?, status)"
-        + has_tag * len(tags)
-        + " ORDER BY start_time DESC, run_uuid LIMIT ?",
-        EXPERIMENT,
-        status,
-        *(text for tag in tags.items() for text in tag),
-        most,
-    )
-    found = []
-    for mlflow_run_id, experiment_id, name, its_status, started_ms, *described in reversed(rows):
-        its_tags, parameters, metrics = map(json.loads, described)
-        found.append(
-            PastRun(
-                tracked=TrackedRun(
-                    mlflow_run_id=mlflow_run_id,
-                    experiment_id=str(experiment_id),
-                    run_id=its_tags[RUN_ID_TAG],
-                ),
-                name=name or "",
-                status=its_status,
-                started_at=datetime.fromtimestamp(started_ms / 1_000, UTC),
-                tags=its_tags,
-                parameters=parameters,
-                metrics=metrics,
+def check_not_finished(workspace: Workspace, run_id: str) -> None:
+    """Check that a run may be resumed: otherwise nothing would be trained, and a good night's record written over.
+
+    Raises:
+        ConfigurationError: It has finished, or the record of runs does not answer.
+    """
+    if not has_records(workspace):
+        return
+    with answering_client(workspace) as client:
+        records = runs_of(client, run_id, KIND_TRAINING)
+    for record in records:
+        if record.info.status == "FINISHED" and record.data.tags.get(END_REASON_TAG) == COMPLETED:
+            ended_at = datetime.fromtimestamp(record.info.end_time / 1_000, UTC)
+            raise ConfigurationError(
+                f"resume_run_id must be a run that did not come to its end, but {run_id} finished at "
+                f"{ended_at:%Y-%m-%d %H:%M} UTC: its model is registered, its checkpoints are deleted, and nothing "
+                f"is left to resume; to train its day once more, start a new run with again=True"
             )
-        )
-    return found
+
+
+def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> str | None:
+    """Return the newest run that has trained the same model on the same day to the end, None where none has.
+
+    Raises:
+        ConfigurationError: The record of runs does not answer.
+    """
+    of_day = past_trainings(workspace, most=_MOST_RUNS_OF_A_DAY, day=day)
+    for past in reversed(of_day):
+        is_same = past.tags.get(DATA_TAG) == data and past.tags.get(MODEL_TAG) == model
+        is_done = past.status == "FINISHED" and past.tags.get(END_REASON_TAG) == COMPLETED
+        if is_same and is_done:
+            return past.run_id
+    return None
+
+
+def note_skipped(workspace: Workspace, run_id: str, *, at: datetime) -> None:
+    """Write at a finished run when a later one found nothing left to do."""
+    with answering_client(workspace) as client:
+        for record in runs_of(client, run_id, KIND_TRAINING):
+            client.set_tag(record.info.run_id, SKIPPED_TAG, at.isoformat(timespec="seconds"))

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import DATA_TAG, KIND_TUNING, MODEL_TAG
-from tasks.records.mlflow_store import client_of
-from tasks.records.runs import COMPLETED, new_run_id, utc_now
-from tasks.records.tracking import record_metrics, record_series, record_settings
+from tasks.records.mlflow_names import COMPLETED, DATA_TAG, KIND_TUNING, MODEL_TAG
+from tasks.records.run_ids import new_run_id, utc_now
+from tasks.records.run_record import note, note_file, note_metrics, note_series
 from tasks.running.run_lifecycle import close_run, open_run
 
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any]
         kind=KIND_TUNING,
     )
     assert best.quality is not None
-    record_settings(workspace, run, {name: str(value) for name, value in found.items()})
-    record_metrics(
+    note(workspace, run, parameters={name: str(value) for name, value in found.items()})
+    note_metrics(
         workspace,
         run,
         {
@@ -47,8 +46,7 @@ def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any]
         for number, trial in enumerate(tuning.trials)
         if trial.is_complete and trial.quality is not None
     ]
-    record_series(workspace, run, {"tuning/trial_log_loss": reached})
-    client = client_of(workspace)
-    client.log_dict(run.mlflow_run_id, dict(found), "parameters.json")
-    client.log_text(run.mlflow_run_id, "\n".join(tuning.table().markdown()) + "\n", "trials.md")
+    note_series(workspace, run, {"tuning/trial_log_loss": reached})
+    note_file(workspace, run.run_id, "parameters.json", found)
+    note_file(workspace, run.run_id, "trials.md", "\n".join(tuning.table().markdown()) + "\n")
     close_run(workspace, run, status="FINISHED", reason=COMPLETED)

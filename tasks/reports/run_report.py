@@ -24,8 +24,7 @@ from heterps_core.units import SAMPLES_PER_MILLION, ratio
 from infra.billing.bill import Bill, WasteLine, waste_lines
 from tasks.judging.baseline import Baseline
 from tasks.provisioning import Provisioning
-from tasks.records.mlflow_names import night_name
-from tasks.records.tracking import TrackedRun
+from tasks.records.mlflow_names import TrackedRun, night_name
 from tasks.reports.stage_outcomes import StageOutcome, measured_step_seconds, seconds_by_stage, stage_outcomes
 from tasks.running.losses import Restart
 from tasks.scheduling import Searches
@@ -77,6 +76,14 @@ class PlanReport:
     def name(self) -> str:
         """Day, model and scheduler, such as "2026-11-20 ctrdnn exact"."""
         return night_name(self.day, self.run_id, model=self.model, scheduler=self.scheduler)
+
+    @property
+    def name_with_plan(self) -> str:
+        """The same with the plan, such as "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"."""
+        stages = " + ".join(
+            f"{stage.num_replicas} x {stage.device_type}" for stage in self.chosen.plan.stages
+        )
+        return f"{self.name} {stages}"
 
     @property
     def planned_where(self) -> str:

@@ -51,7 +51,6 @@ class FleetRun:
     num_steps: int
     deadline: Deadline | None = None
     max_restarts_per_hour: int | None = None
-    mlflow_run_id: str = ""
     write_job: Callable[[Provisioning], object] = lambda _: None
     """Writes the job for the machines of another purchase, while the nodes wait for their next generation."""
 

@@ -25,8 +25,8 @@ from infra.machines.failover import SPOT_RETRY_S
 from infra.providers.base import InsufficientCapacityError
 from tasks.prices import recheck_prices
 from tasks.provisioning import Provisioning
-from tasks.records.mlflow_store import client_of
-from tasks.records.runs import utc_now
+from tasks.records.run_ids import utc_now
+from tasks.records.run_record import note_file
 from tasks.running.budget import check_not_stopped, spending_of, spent_this_month_usd
 from tasks.running.fleet import Fleet, FleetRun, end_nodes, replaced, with_causes
 from tasks.running.fleet_decision import Rest, Way, decide
@@ -173,9 +173,7 @@ class NightFleet:
         note_decision(
             run.workspace, run.run_id, reason, is_of_other_size=0 < num_machines < len(cluster.nodes)
         )
-        client_of(run.workspace).log_dict(
-            run.mlflow_run_id, losses_document(run.workspace, run.run_id), LOSSES_FILE
-        )
+        note_file(run.workspace, run.run_id, LOSSES_FILE, losses_document(run.workspace, run.run_id))
         if isinstance(following, Replan):
             return following
         self._adopt(following)

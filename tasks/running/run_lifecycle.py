@@ -6,12 +6,15 @@ opened.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Mapping
 
 import psutil
 
+from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
+from tasks.clusters import cost_metrics, end_machines_of
 from tasks.records.mlflow_names import (
     COMPARISON_EXPERIMENT,
     END_REASON_TAG,
@@ -23,8 +26,11 @@ from tasks.records.mlflow_names import (
     KIND_TRAINING,
     PROCESS_TAG,
     RUN_ID_TAG,
+    EndStatus,
+    TrackedRun,
 )
 from tasks.records.mlflow_store import (
+    answering_client,
     client_of,
     experiment_id,
     has_records,
@@ -32,24 +38,25 @@ from tasks.records.mlflow_store import (
     search_runs,
     store_must_answer,
 )
-from tasks.records.tracking import EndStatus, TrackedRun, record_metrics
+from tasks.records.mlflow_views import experiment_tags
+from tasks.records.run_files import PARAMETERS_FILE
+from tasks.records.run_ids import find_run_id
+from tasks.records.run_record import deliver, end_record, note_metrics, open_record
+from tasks.running.run_log import FLOW_LOG
+
+logger = logging.getLogger(__name__)
 
 
 def open_run(
     workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str], kind: str = KIND_TRAINING
 ) -> TrackedRun:
-    """Open the parent run of a flow run; one that is resumed gets its old one back, a comparison its own experiment.
+    """Open the parent run of a flow run, or open it again where the run is resumed.
 
-    The process is noted with its start time, so that a sweeper can tell whether it still lives.
+    The process is noted with its start time, so that a sweeper knows whether it still lives.
 
     Raises:
-        ConfigurationError: The store does not answer. Later in a run that is borne: what is written waits.
+        ConfigurationError: The store does not answer. From then on the run goes on without it.
     """
-    with store_must_answer(workspace):
-        client = client_of(workspace)
-        name = COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
-        experiment = experiment_id(client, workspace, name)
-        earlier_runs = runs_of(client, run_id, kind)
     process = psutil.Process()
     notes = {
         **tags,
@@ -58,19 +65,25 @@ def open_run(
         RUN_ID_TAG: run_id,
         KIND_TAG: kind,
     }
-    for earlier in earlier_runs:
-        client.update_run(earlier.info.run_id, status="RUNNING")
-        client.set_tags(earlier.info.run_id, notes)
-        return TrackedRun.of(earlier)
-    return TrackedRun.of(client.create_run(experiment, run_name=run_name, tags=notes))
+    with answering_client(workspace) as client:
+        experiment = experiment_id(
+            client, workspace, COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
+        )
+        if kind == KIND_TRAINING:
+            for tag, text in experiment_tags().items():
+                client.set_experiment_tag(experiment, tag, text)
+        deliver(workspace, run_id)
+        for earlier in runs_of(client, run_id, kind):
+            client.update_run(earlier.info.run_id, status="RUNNING")
+            for tag, text in notes.items():
+                client.set_tag(earlier.info.run_id, tag, text)
+            return TrackedRun.of(earlier)
+        return TrackedRun.of(client.create_run(experiment, run_name=run_name, tags=notes))
 
 
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
-    """End a run with its true status and why it ended; what waits is tried once more."""
-    client = client_of(workspace)
-    client.set_tag(run.mlflow_run_id, END_REASON_TAG, reason)
-    client.set_terminated(run.mlflow_run_id, status)
-    client.deliver()
+    """End a run with its true status and why it ended, and write its record to MLflow, where that answers."""
+    end_record(workspace, run, status=status, tags={END_REASON_TAG: reason})
 
 
 def close_dead_run(
@@ -83,21 +96,30 @@ def close_dead_run(
 ) -> int:
     """End all MLflow runs of a flow run that are still open; return how many. May be called again.
 
-    A run that has ended keeps the status that it ended with.
+    A run that has ended keeps the status that it ended with. Where MLflow does not answer, the end is noted in the
+    run's record before the error is raised.
 
     Args:
-        metrics: What is known of the run all the same, such as its cost; written to its parent.
+        metrics: Figures that are known of the run all the same, such as its cost; written to its parent.
     """
+    noted = open_record(workspace, run_id)
+    if noted is None:
+        deliver(workspace, run_id)
+    else:
+        note_metrics(workspace, noted, metrics or {})
+        close_run(workspace, noted, status=status, reason=reason)
     if not has_records(workspace):
         return 0
     client = client_of(workspace)
     open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
-        if metrics and run.data.tags.get(KIND_TAG) == KIND_TRAINING:
-            record_metrics(workspace, TrackedRun.of(run), metrics)
-        client.set_tag(run.info.run_id, END_REASON_TAG, reason)
-        client.set_terminated(run.info.run_id, status)
-    return len(open_runs)
+        if run.data.tags.get(KIND_TAG) == KIND_TRAINING:
+            note_metrics(workspace, TrackedRun.of(run), metrics or {})
+            close_run(workspace, TrackedRun.of(run), status=status, reason=reason)
+        else:
+            client.set_tag(run.info.run_id, END_REASON_TAG, reason)
+            client.set_terminated(run.info.run_id, status)
+    return len(open_runs) + (noted is not None)
 
 
 def runs_without_process(workspace: Workspace) -> list[str]:
@@ -124,3 +146,40 @@ def process_is_gone(tags: Mapping[str, str]) -> bool:
         return f"{process.create_time():.2f}" != created or process.status() == psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, ValueError):
         return True
+
+
+def clean_up_run(
+    workspace: Workspace, flow_run_id: str, *, resume_run_id: str | None, status: EndStatus, reason: str
+) -> None:
+    """End what is left of a run that did not end well, and close its record truthfully.
+
+    The second of the four layers of teardown: for hooks, which know a flow run by its id alone.
+    """
+    run_id = find_run_id(workspace, flow_run_id, resume_run_id=resume_run_id)
+    if run_id is None:
+        return
+    ended = end_machines_of(workspace, run_id)
+    try:
+        with store_must_answer(workspace):
+            closed = close_dead_run(
+                workspace,
+                run_id,
+                status=status,
+                reason=reason,
+                metrics=cost_metrics(workspace, run_id),
+            )
+    except ConfigurationError as error:
+        closed = 0
+        logger.warning("the record of run %s is left to the sweeper: %s", run_id, error)
+    _forget_run_without_work(workspace, run_id)
+    logger.warning("run %s: ended %d machines, closed %d records: %s", run_id, ended, closed, reason)
+
+
+def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
+    """Remove the folder of a run that failed before anything was launched: there is nothing to resume."""
+    folder = workspace.run_directory(run_id)
+    files = list(folder.glob("*"))
+    if {path.name for path in files} <= {PARAMETERS_FILE, FLOW_LOG} and folder.exists():
+        for path in files:
+            path.unlink()
+        folder.rmdir()

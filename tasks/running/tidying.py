@@ -18,9 +18,8 @@ from infra.ledger.ledger import LedgerEntry
 from infra.providers import get_provider
 from infra.workspace import RUN_STORE_VARIABLE, Workspace, has_run_store, location_in_store, run_of_launch
 from tasks.clusters import SPOT_FILE, STORAGE_FILE, ledger_entries
-from tasks.records.mlflow_store import client_of, has_records, runs_of, store_must_answer
-from tasks.records.record_outbox import first_line
-from tasks.records.runs import EXPLANATION_FILE
+from tasks.records.mlflow_store import answering_client, first_line, has_records, runs_of
+from tasks.records.run_files import EXPLANATION_FILE
 from tasks.running.live_fleet import last_fleet
 
 KEPT_FILES = (EXPLANATION_FILE, STORAGE_FILE, SPOT_FILE)
@@ -141,8 +140,8 @@ def _why_kept(
         return "has machines that the ledger does not know to be over; heterps sweep asks for them"
     records = []
     if has_records(workspace):
-        with store_must_answer(workspace):
-            records = runs_of(client_of(workspace), run_id)
+        with answering_client(workspace) as client:
+            records = runs_of(client, run_id)
     ends_ms = [record.info.end_time for record in records]
     if None in ends_ms or any(record.info.status == "RUNNING" for record in records):
         return "is under way, by its record"

@@ -21,7 +21,7 @@ from flows.train_ctr import train_ctr
 from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from infra.workspace import Workspace
-from tasks.records.runs import save_parameters
+from tasks.records.run_files import save_parameters
 
 NAN = float("nan")
 MODELS = f"{__name__}:"
@@ -228,7 +228,6 @@ OTHERS = [
     (compare_schedulers, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (compare_schedulers, {"device_types": ["gpu-v100"]}, "no offer carries device type gpu-v100"),
     (compare_schedulers, {"device_types": ["gpu-t4-spot"]}, "no price file has spot prices"),
-    (compare_schedulers, {"output": "FILE:days"}, "output must be a file"),
     (refresh_prices, {"regions": []}, "regions must be a list, length at least 1, each text"),
     (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
     (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs of train-ctr in settings must be a whole number"),

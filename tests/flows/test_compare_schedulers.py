@@ -5,10 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from prefect.client.orchestration import get_client
 
 from flows.command_line import main, parser_for
-from flows.compare_schedulers import command_line, compare_schedulers
+from flows.compare_schedulers import compare_schedulers
 from flows.parameters import CompareParameters
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -73,112 +72,76 @@ def problem_files(tmp_path_factory):
     return [str(folder / "easy.json"), str(folder / "fast.json")]
 
 
-def tables_of(markdown):
-    """Read Markdown tables back: caption -> method -> column -> cell."""
-    tables, caption, header = {}, "", []
-    for line in markdown.splitlines():
-        if line.startswith("**") and line.endswith("**"):
-            caption, header = line.strip("*"), []
-            tables[caption] = {}
-        elif line.startswith("|"):
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            if not header:
-                header = cells
-            elif set(cells) != {"---"}:
-                tables[caption][cells[0]] = dict(zip(header, cells, strict=True))
-    return tables
+def searches_of(workspace, run_id):
+    """Return the comparison's run, and its searches by method, problem and seed."""
+    client = MlflowClient(workspace.tracking_uri)
+    experiment = client.get_experiment_by_name("compare-schedulers")
+    runs = client.search_runs([experiment.experiment_id], f"tags.`heterps.run_id` = '{run_id}'")
+    [parent] = [run for run in runs if run.data.tags["heterps.kind"] == "comparison"]
+    return parent, {
+        (run.data.params["method"], run.data.params["model"], int(run.data.params["seed"])): run
+        for run in runs
+        if run is not parent
+    }
 
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
-def test_tables_and_record_say_what_the_searches_found(workspace, problem_files, tmp_path):
-    output = tmp_path / "COMPARISON.md"
+def test_each_search_is_a_run_with_its_plan_and_gap(workspace, problem_files, caplog):
+    run_id = compare_schedulers(problem=problem_files, methods=METHODS, seeds=2, budget_evaluations=BUDGET)
 
-    run_id = compare_schedulers(
-        problem=problem_files, methods=METHODS, seeds=2, budget_evaluations=BUDGET, output=str(output)
-    )
-
-    overview, gaps = tables_of(output.read_text()).values()
-    for method in METHODS:
-        missed = [problem_files[1]] * (method == "gpu-only")
-        assert overview[method]["with a plan"] == ("2/4" if missed else "4/4")
-        for file in problem_files:
-            cell = gaps[method][f"{file} (3 layers)"]
-            if file in missed:
-                assert cell == "-"
-                continue
-            plan = (
-                get_scheduler(method)
-                .search(SchedulingProblem.load(Path(file)), budget_evaluations=BUDGET, seed=0)
-                .plan
-            )
-            assert float(cell.strip("%")) == pytest.approx(100 * plan.optimality_gap, abs=0.06)
-    assert output.read_text().count("9090.91 samples/s") == 1  # each reason once
-    client = MlflowClient(workspace.tracking_uri)
-    experiment = client.get_experiment_by_name("compare-schedulers")
-    [run] = client.search_runs(
-        [experiment.experiment_id], filter_string=f"tags.`heterps.run_id` = '{run_id}'"
-    )
-    assert (run.data.tags["heterps.kind"], run.info.status) == ("comparison", "FINISHED")
-    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"comparison.md", "problems"}
-    with get_client(sync_client=True) as prefect:
-        # The server is that of all tests.
-        published = [artifact.data for artifact in prefect.read_artifacts()]
-    assert published.count(output.read_text()) == 1
+    parent, found = searches_of(workspace, run_id)
+    assert parent.info.status == "FINISHED"
+    assert len(found) == 10  # three methods, two files and two seeds, less the two without a plan
+    for (method, file, seed), run in found.items():
+        problem = SchedulingProblem.load(Path(file))
+        plan = get_scheduler(method).search(problem, budget_evaluations=BUDGET, seed=seed).plan
+        assert run.data.metrics["search/optimality_gap"] == pytest.approx(plan.optimality_gap)
+        assert run.data.metrics["predicted/cost_usd"] == pytest.approx(plan.cost_usd)
+        assert (run.data.params["conditions"], run.info.status) == ("as given", "FINISHED")
+    assert caplog.text.count("gpu-only, ") == caplog.text.count("9090.91 samples/s") == 1  # each reason once
 
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.weekly
-def test_a_method_with_a_defect_and_one_without_end_are_rows(workspace, problem_files, tmp_path, monkeypatch):
+def test_a_method_with_a_defect_and_one_without_end_are_logged(workspace, problem_files, monkeypatch, caplog):
     monkeypatch.setitem(SCHEDULERS, "broken", f"{__name__}:BrokenScheduler")
     monkeypatch.setitem(SCHEDULERS, "slow", f"{__name__}:SlowScheduler")
     monkeypatch.setitem(SCHEDULERS, "endless", f"{__name__}:EndlessScheduler")
-    output = tmp_path / "COMPARISON.md"
 
-    compare_schedulers(
+    run_id = compare_schedulers(
         problem=problem_files[:1],
         methods=["broken", "slow", "endless", "cpu-only", "brute-force"],
         seeds=2,
         budget_evaluations=70,
         max_seconds_per_search=1.0,
-        output=str(output),
     )
 
-    text = output.read_text()
-    overview, _ = tables_of(text).values()
-    assert "- **broken**: failed: ZeroDivisionError: a defect\n" in text
-    assert "- **slow**: rates 2 plans, as more take long\n" in text
-    assert "- **endless**: 70 evaluations took more than 1 s\n" in text
-    assert (overview["slow"]["plans rated"], overview["slow"]["with a plan"]) == ("2", "2/2")
-    assert overview["endless"]["with a plan"] == overview["broken"]["with a plan"] == "0/2"
-    assert overview["cpu-only"]["with a plan"] == "2/2"
-    assert overview["brute-force"]["plans rated"] == "8"
+    _, found = searches_of(workspace, run_id)
+    assert {method for method, *_ in found} == {"slow", "cpu-only", "brute-force"}
+    num_rated = {method: run.data.metrics["search/num_evaluations"] for (method, *_), run in found.items()}
+    assert (num_rated["slow"], num_rated["brute-force"]) == (2, 8)
+    assert "failed: ZeroDivisionError: a defect" in caplog.text
+    assert "70 evaluations took more than 1 s" in caplog.text
 
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
-def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(tmp_path):
-    output = tmp_path / "COMPARISON.md"
-
-    compare_schedulers(
+def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(workspace, caplog):
+    run_id = compare_schedulers(
         models=["nce", "json:no_such_function"],
         methods=["exact"],
         seeds=1,
         device_types=["cpu-c7i", "gpu-t4"],
-        output=str(output),
     )
 
-    text = output.read_text()
-    tables = tables_of(text)
-    for step in ("the papers' closed form", "the trainer's step"):
-        assert tables[f"2 problems by {step}"]["exact"]["with a plan"] == "2/2"
-        for conditions in ("no floor", "floor and caps"):
-            assert tables[f"Median gap / worst gap by {step}, {conditions}"]["exact"]["nce (5 layers)"] != "-"
-    assert list(tables["The cheapest plans found by each step model"]) == [
-        *("nce, no floor", "nce, floor and caps")
-    ]
-    assert "times are estimated for cpu-c7i, gpu-t4, from" in text
-    assert "- **json:no_such_function**: " in text
+    parent, _ = searches_of(workspace, run_id)
+    children = MlflowClient(workspace.tracking_uri).search_runs(
+        [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+    )
+    kinds = {(run.data.params["conditions"], run.data.params["step_model"]) for run in children}
+    assert len(kinds) == len(children) == 4
+    assert "json:no_such_function: " in caplog.text
 
 
 def test_problem_files_may_be_given_in_parts():
@@ -188,16 +151,6 @@ def test_problem_files_may_be_given_in_parts():
 
     assert parsed.problem == ["a.json", "b.json", "c.json"]
     assert parsed.device_types == ["gpu-t4"]
-
-
-def test_the_command_makes_the_same_comparison_again():
-    arguments = ["--problem", "a b.json", "--methods", "exact", "genetic", "--seeds", "2"]
-
-    parsed = vars(parser_for(CompareParameters, program="compare").parse_args(arguments))
-
-    assert command_line(
-        CompareParameters.of(parsed)
-    ) == f"python -m flows.compare_schedulers {' '.join(arguments)}".replace("a b.json", "'a b.json'")
 
 
 def test_good_parameters_pass():
@@ -211,7 +164,7 @@ def test_good_parameters_pass():
         ({"methods": ["exakt"]}, UnknownNameError, "Did you mean 'exact'"),
         ({"device_types": ["tpu"]}, UnknownNameError, "cpu-c7i"),
         ({"problem": ["none.json"]}, ConfigurationError, r"cannot read the problem file none\.json"),
-        ({"output": "/none/COMPARISON.md"}, ConfigurationError, "a folder that is there"),
+        ({"output": "table.md"}, ConfigurationError, "output was removed: MLflow shows"),
         ({"seeds": 0}, ConfigurationError, "seeds must be a whole number, at least 1, got 0"),
         ({"max_seconds_per_search": float("nan")}, ConfigurationError, "max_seconds_per_search"),
     ],

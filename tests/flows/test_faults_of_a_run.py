@@ -1,9 +1,10 @@
 """Whole runs of `train-ctr`, each in its own process, while MLflow is killed or databases are locked.
 
-What a run should have recorded is read from what it left beside the record: the journal of the outbox, and the steps
-that its workers wrote. All runs share a workspace, so that layers are measured once.
+What a run should have recorded is read from the notes of its record and from the steps that its workers wrote. All
+runs share a workspace, so that layers are measured once.
 """
 
+import json
 import os
 import sqlite3
 import subprocess
@@ -21,7 +22,7 @@ from heterps_core.training.step_metrics import read_progress, read_steps
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
-from tasks.records.record_outbox import Outbox
+from tasks.records.run_record import refused_records, waiting_records
 from tests.paths import PROJECT
 from tests.tracking_server import TrackingServer
 from tests.waiting import wait_for
@@ -41,7 +42,6 @@ class Run:
 
     def __init__(self, workspace, clicks, **environment):
         self.workspace = workspace
-        self.outbox = Outbox(workspace.outbox_directory)
         self.earlier = set(workspace.runs_directory.glob("*"))
         self.said = workspace.root / "run.out"
         with self.said.open("w") as said:
@@ -65,6 +65,10 @@ class Run:
         """Where its workers write; None before it has begun."""
         new = set(self.workspace.runs_directory.glob("*")) - self.earlier
         return RunDirectory(str(new.pop())) if new else None
+
+    @property
+    def run_id(self):
+        return Path(self.directory.location).name
 
     def step(self):
         """The newest step that it has told of; None before the first."""
@@ -136,13 +140,10 @@ def points(client, mlflow_run_id):
     )
 
 
-def points_of_writes(writes, run_id):
-    return Counter(
-        tuple(metric)
-        for write in writes
-        if write.call == "log_batch" and write.run_id == run_id
-        for metric in write.arguments["metrics"]
-    )
+def noted_points(run):
+    """Return the figures that stand in the run's own record."""
+    lines = (run.workspace.records_directory / run.run_id / "notes.jsonl").read_text().splitlines()
+    return Counter(tuple(metric) for line in lines if line for metric in json.loads(line).get("metrics", ()))
 
 
 def losses(recorded):
@@ -156,8 +157,7 @@ def losses_of_workers(run):
 
 def training_record(client, run):
     experiment = client.get_experiment_by_name("train-ctr")
-    run_id = Path(run.directory.location).name
-    runs = client.search_runs([experiment.experiment_id], f"tags.`heterps.run_id` = '{run_id}'")
+    runs = client.search_runs([experiment.experiment_id], f"tags.`heterps.run_id` = '{run.run_id}'")
     [training] = [each for each in runs if each.data.tags["heterps.kind"] == "training"]
     return training, [each for each in runs if each is not training]
 
@@ -171,19 +171,18 @@ def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once
         step_at_kill = run.wait_for_training()
         server.stop()
         run.wait_for_word("register   waits for MLflow's store")
-        journal = run.outbox.waiting()
+        noted = noted_points(run)
         server.start()
         status, errors = run.end()
 
         assert (status, errors) == (0, "")
-        assert run.outbox.is_empty
-        assert run.outbox.num_refused() == 0
+        assert (waiting_records(workspace), refused_records(workspace)) == ([], [])
         client = MlflowClient(server.url)
         training, children = training_record(client, run)
         recorded = points(client, training.info.run_id)
-        # What was written while the server was away is there as the journal has it, each figure once.
-        waited = points_of_writes(journal, training.info.run_id)
-        assert {point: recorded[point] for point in waited} == dict.fromkeys(waited, 1)
+        # The figures that were noted before and while the server was away are there, each once.
+        assert "predicted/step_seconds" in {name for name, *_ in noted}
+        assert {point: recorded[point] for point in noted} == dict.fromkeys(noted, 1)
         assert max(recorded.values()) == 1
         # What the workers wrote of their steps is there too, and goes beyond what was trained when it was killed.
         assert losses(recorded) == losses_of_workers(run)
@@ -193,8 +192,6 @@ def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once
             "quality/auc",
             "overhead/start_to_first_step_s",
         } <= training.data.metrics.keys()
-        # The searches are written down behind the registration, which waits for the server: each once.
-        assert not [write for write in journal if write.call == "create_run"]
         assert len({child.info.run_name for child in children}) == len(children) > 0
         assert training.info.status == "FINISHED"
         assert {each.info.status for each in children} == {"FINISHED"}
@@ -218,7 +215,7 @@ def test_databases_that_are_locked_in_mid_training_cost_no_figure(workspace, cli
         status, errors = run.end()
 
         assert (status, errors) == (0, "")
-        assert run.outbox.is_empty
+        assert waiting_records(workspace) == []
         training, _ = training_record(MlflowClient(workspace.tracking_uri), run)
         recorded = points(MlflowClient(workspace.tracking_uri), training.info.run_id)
         assert losses(recorded) == losses_of_workers(run)

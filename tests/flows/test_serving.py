@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -68,10 +67,8 @@ def test_the_comparison_runs_by_its_bare_name(service):
     assert "Completed" in output, output + service.serving_log()
     client = MlflowClient(service.workspace.tracking_uri)
     experiment = client.get_experiment_by_name("compare-schedulers")
-    [run] = client.search_runs([experiment.experiment_id])
-    assert run.data.metrics["comparison/problems"] == 1
-    tables = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/comparison.md")
-    assert all(f"| {method} |" in tables for method in ("exact", "cpu-only"))
+    runs = client.search_runs([experiment.experiment_id])
+    assert {run.data.params.get("method") for run in runs} == {None, "exact", "cpu-only"}
 
 
 def test_nightly_runs_stand_in_the_server(service):

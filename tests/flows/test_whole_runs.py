@@ -18,8 +18,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.data import source_name
-from tasks.records.past_runs import past_trainings
-from tasks.records.runs import finished_run
+from tasks.records.past_runs import finished_run, past_trainings
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 

@@ -17,7 +17,7 @@ from heterps_core.judging.quality import measure_quality
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, PromotionGates
-from tasks.promotion import judge_challenger
+from tasks.promotion import Challenger, judge_challenger
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_of
 from tasks.running import run_lifecycle
@@ -101,21 +101,36 @@ class Models:
         self.dataset = PreparedDataset.open(registered.root.parent / "prepared")
         self.clicks = registered.root.parent / "clicks.tsv"
 
-    def judge(self, version: str, *, usd: float | None = 1.0, gates: PromotionGates | None = None, **changes):
-        """Judge a version against the champion of now."""
-        parameters = {
+    def judge(
+        self,
+        version: str,
+        *,
+        usd: float | None = 1.0,
+        gates: PromotionGates | None = None,
+        folder: Path | None = None,
+        stays_champion: str | None = None,
+        **changes,
+    ):
+        """Judge a version, by default against the champion of now."""
+        champion = changes.pop("champion") if "champion" in changes else champion_of(self.workspace)
+        dataset = changes.pop("dataset", self.dataset)
+        known = {
             "run_id": f"run-{version}",
-            "version": version,
-            "dataset": self.dataset,
-            "folder": self.folder_of(version),
-            "champion": champion_of(self.workspace),
+            "day": None,
             "usd_per_million_samples": usd,
             "planned_usd_per_million_samples": None,
             "gates": gates or PromotionGates(),
             "baseline": baseline_of(self.dataset, np.zeros(self.dataset.num_eval_rows)),
             **changes,
         }
-        return judge_challenger(self.workspace, **parameters)
+        return judge_challenger(
+            self.workspace,
+            Challenger(version=version, **known),
+            dataset,
+            folder=folder or self.folder_of(version),
+            champion=champion,
+            stays_champion=stays_champion,
+        )
 
     def decide(self, version: str, **changes):
         """Judge a version and apply the decision; return it."""

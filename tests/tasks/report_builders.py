@@ -17,9 +17,8 @@ from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
 from tasks.provisioning import find_offers, provision
-from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG
+from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG, TrackedRun
 from tasks.records.past_runs import PastRun
-from tasks.records.tracking import TrackedRun
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
 from tests.tasks.builders import make_problem, make_result

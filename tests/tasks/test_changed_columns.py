@@ -16,7 +16,7 @@ from heterps_core.errors import DataError
 from heterps_core.serving.exported_model import ClickPredictor
 from infra.workspace import Workspace
 from tasks.judging.promotion_gates import AUC_GATE, PromotionGates
-from tasks.promotion import promote_if_better
+from tasks.promotion import Challenger, promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
 from tasks.running import run_lifecycle
@@ -90,17 +90,16 @@ class Nights:
 
     def judge(self, version, dataset, *, day):
         """Judge a registered model."""
-        return promote_if_better.fn(
-            self.workspace,
-            run_id=f"run-{version}",
+        challenger = Challenger(
             version=version,
+            run_id=f"run-{version}",
             day=day,
-            dataset=dataset,
+            gates=PromotionGates(),
             usd_per_million_samples=1.0,
             planned_usd_per_million_samples=None,
-            gates=PromotionGates(),
             baseline=None,
         )
+        return promote_if_better.fn(self.workspace, challenger, dataset)
 
     def goes_on_from(self, day, schema, *, model=LOGISTIC_MODEL):
         """Return the version that a night begins with."""

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
 from tasks.recording import START_TO_FIRST_STEP, record_overhead, start_to_first_step_s
-from tasks.running.run_lifecycle import open_run
+from tasks.running.run_lifecycle import close_run, open_run
 from tests.paths import PROJECT
 
 STARTED_AT = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
@@ -50,6 +50,7 @@ def test_it_is_recorded_under_a_name_that_is_described(tmp_path, run):
     tracked = open_run(workspace, run_id="r1", run_name="r1", tags={})
 
     record_overhead(workspace, tracked, run, started_at=STARTED_AT)
+    close_run(workspace, tracked, status="FINISHED", reason="completed")
 
     recorded = MlflowClient(workspace.tracking_uri).get_run(tracked.mlflow_run_id).data.metrics
     assert recorded == {START_TO_FIRST_STEP: pytest.approx(12.5)}

@@ -14,7 +14,7 @@ from heterps_core.data.proposal import column_checks
 from heterps_core.judging.quality import measure_quality
 from tasks import promotion
 from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
-from tasks.promotion import judge_here, promote_if_better
+from tasks.promotion import Challenger, judge_here, promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -38,19 +38,18 @@ def logits_of(models, version):
     return slots + dense + tensors["output.bias"][0]
 
 
-def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None, **changes):
-    return promote_if_better.fn(
-        models.workspace,
-        run_id=f"run-{version}",
+def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None, rows_after=None, **known):
+    challenger = Challenger(
         version=version,
+        run_id=f"run-{version}",
         day=day,
-        dataset=models.dataset,
+        gates=PromotionGates(),
         usd_per_million_samples=usd,
         planned_usd_per_million_samples=None,
-        gates=PromotionGates(),
         baseline=baseline or guesses(models),
-        **changes,
+        **known,
     )
+    return promote_if_better.fn(models.workspace, challenger, models.dataset, rows_after=rows_after)
 
 
 def test_a_better_model_becomes_champion_and_a_worse_one_does_not(models):
@@ -302,17 +301,16 @@ def test_what_they_found_beside_another_model_is_left_aside(models):
 
 
 def test_where_no_baseline_is_asked_for_the_mean_click_rate_decides(models):
-    decision = promote_if_better.fn(
-        models.workspace,
-        run_id="run-2",
+    challenger = Challenger(
         version=FITTED,
+        run_id="run-2",
         day="2026-11-02",
-        dataset=models.dataset,
+        gates=PromotionGates(),
         usd_per_million_samples=1.0,
         planned_usd_per_million_samples=None,
-        gates=PromotionGates(),
         baseline=None,
     )
+    decision = promote_if_better.fn(models.workspace, challenger, models.dataset)
 
     assert decision.is_promoted
     assert BASELINE_GATE not in [gate.name for gate in decision.gates]

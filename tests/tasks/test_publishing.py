@@ -10,7 +10,7 @@ from heterps_core.hardware import Market
 from infra.workspace import Workspace
 from tasks import publishing
 from tasks.learning import learn_from_runs, readable_past
-from tasks.publishing import publish_plan, publish_report
+from tasks.publishing import publish_report
 from tasks.recording import record_plan, record_run
 from tasks.records.mlflow_names import SPEED_TAG
 from tasks.running import run_lifecycle
@@ -38,9 +38,9 @@ def recorded(tmp_path_factory):
         run_lifecycle.close_run(workspace, tracked, status="FINISHED", reason="completed")
         of_run = dict(artifacts)
         planned_only = run_lifecycle.open_run(workspace, run_id="plan-only", run_name="plan-only", tags={})
-        publish_plan.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only))
+        publish_report.fn(workspace, make_plan_report(run_id="plan-only", tracked=planned_only))
         run_lifecycle.close_run(workspace, planned_only, status="FINISHED", reason="plan only")
-    assert "Nothing was launched" in artifacts["report"]
+    assert "launched    nothing" in artifacts["report"]
     return workspace, report, of_run
 
 
@@ -50,17 +50,13 @@ def client(recorded):
 
 
 def test_pages_are_kept_with_the_run(recorded, client):
-    _, report, artifacts = recorded
+    workspace, report, artifacts = recorded
 
     names = {file.path for file in client.list_artifacts(report.tracked.mlflow_run_id)}
 
-    assert {"report.html", "report.md", "nights.html", "nights.md"} <= names
-    assert {
-        "plan.json",
-        "explanation.md",
-        "report.txt",
-    } <= names
-    assert set(artifacts) == {"report", "nights"}
+    assert {"report.html", "report.txt", "plan.json", "explanation.md"} <= names
+    assert set(artifacts) == {"report"}
+    assert "<svg" in (workspace.run_directory(RUN_ID) / "report.html").read_text()
 
 
 def test_the_run_is_named_and_its_figures_have_stable_names(recorded, client):
@@ -107,7 +103,7 @@ def test_the_artifact_links_to_the_run_and_to_the_nights(recorded):
     _, report, artifacts = recorded
 
     assert f"/runs/{report.tracked.mlflow_run_id}?workflowType=machine_learning)" in artifacts["report"]
-    assert "viewStateShareKey=heterps-nights" in artifacts["nights"]
+    assert "viewStateShareKey=heterps-nights" in artifacts["report"]
 
 
 def test_a_run_does_not_learn_from_itself_nor_from_a_damaged_record(recorded):

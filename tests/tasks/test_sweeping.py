@@ -9,8 +9,7 @@ from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
 from tasks.records import mlflow_store
 from tasks.records.mlflow_names import PROCESS_TAG
-from tasks.records.runs import clean_up_run
-from tasks.running.run_lifecycle import open_run
+from tasks.running.run_lifecycle import clean_up_run, open_run
 from tasks.sweeping import close_dead_records
 from tests.infra.builders import offer, plan
 

@@ -5,7 +5,7 @@ import pytest
 from flows.cli import main
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from infra.workspace import Workspace
-from tasks.records.runs import keep_explanation
+from tasks.records.run_files import keep_explanation
 from tests.tasks.report_builders import RUN_ID, make_plan_report
 
 

@@ -7,6 +7,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records import mlflow_store, tracking
 from tasks.records.mlflow_names import DAY_TAG, PROCESS_TAG
+from tasks.records.run_record import note, note_metrics
 from tasks.running import run_lifecycle
 
 
@@ -22,14 +23,14 @@ def workspace(tmp_path_factory):
     )
     stages = [Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)]
     settings = tracking.run_settings(stages, method="exact", model="ctrdnn", batch_size=512, seed=0)
-    tracking.record_settings(workspace, good, settings)
+    note(workspace, good, parameters=settings)
     figures = {
         "cost/billed_usd": 0.125,
         "measured/throughput_samples_per_s": 11_111.1,
         "measured/undisturbed_throughput_samples_per_s": 12_345.6,
         "quality/auc": 0.7812,
     }
-    tracking.record_metrics(workspace, good, figures)
+    note_metrics(workspace, good, figures)
     run_lifecycle.close_run(workspace, good, status="FINISHED", reason="completed")
     killed = run_lifecycle.open_run(
         workspace, run_id="20261121-0430-bbbbbbbb", run_name="ctrdnn greedy 20261121-0430-bbbbbbbb", tags={}

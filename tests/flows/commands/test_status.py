@@ -15,9 +15,8 @@ from flows.commands.status import run
 from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import DAY_TAG, PROCESS_TAG
-from tasks.records.past_runs import past_trainings
-from tasks.records.record_outbox import Write
+from tasks.records.mlflow_names import PROCESS_TAG, TrackedRun
+from tasks.records.run_record import note
 from tasks.running import live_fleet, run_lifecycle
 from tasks.running.live_fleet import only_fleet
 from tests.infra.builders import offer, plan
@@ -76,7 +75,8 @@ def test_machines_runs_and_waiting_records_show_while_every_server_is_down(works
     ledger.intend("r1", "local", request, at=launched_at)
     ledger.launched("r1", request.node_id, provider_instance_id="i-1", at=launched_at)
     run_lifecycle.open_run(workspace, run_id="r1", run_name="ctrdnn exact r1", tags={})
-    mlflow_store.outbox(workspace).keep(Write(call="set_tag", run_id="x"))
+    waits = TrackedRun(mlflow_run_id="0" * 32, experiment_id="1", run_id="r0")
+    note(workspace, waits, end=["FINISHED", 1_800_000_000_000])
 
     run(argparse.Namespace(json=True, watch=None), now=now)
 
@@ -172,8 +172,8 @@ def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace,
     assert "waits for" not in status()[1].out
 
 
-def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status, monkeypatch):
-    monkeypatch.setattr("tasks.records.mlflow_store.READ_TIMEOUT_S", 0.1)
+@pytest.mark.usefixtures("quick_locks")
+def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status):
     workspace.create()
     mlflow_store.make_store(workspace)
     with closing(sqlite3.connect(workspace.tracking_path)) as holder:
@@ -185,41 +185,14 @@ def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, s
     assert "not known: the record of runs does not answer" in printed.out
 
 
-def test_runs_in_the_record_are_read_as_mlflow_tells_them(workspace, monkeypatch):
-    workspace.create()
-    client = mlflow_store.client_of(workspace)
-    for number in range(4):
-        tracked = run_lifecycle.open_run(
-            workspace,
-            run_id=f"r{number}",
-            run_name=f"ctrdnn r{number}",
-            tags={DAY_TAG: f"2026-01-0{number % 2 + 1}"},
-        )
-        client.log_param(tracked.mlflow_run_id, "model", "ctrdnn")
-        for step in range(2):
-            client.log_metric(tracked.mlflow_run_id, "quality/auc", 0.75 + step, step=step)
-        if number == 1:
-            client.delete_run(tracked.mlflow_run_id)
-        if number == 2:
-            run_lifecycle.close_run(workspace, tracked, status="FAILED", reason="a bad row")
-    asked = [{"most": 9}, {"most": 1}, {"most": 9, "status": "RUNNING"}, {"most": 9, "day": "2026-01-01"}]
-
-    from_database = [past_trainings(workspace, **terms) for terms in asked]
-
-    monkeypatch.setattr(Workspace, "has_own_tracking", False)
-    assert from_database == [past_trainings(workspace, **terms) for terms in asked]
-    assert [len(found) for found in from_database] == [3, 1, 2, 2]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "runs", "champion"])
-def test_what_is_asked_each_day_is_shown_without_loading_prefect_mlflow_or_torch(workspace, command):
+def test_a_daily_question_is_answered_without_loading_prefect_or_torch(workspace, command):
     run_lifecycle.open_run(workspace.create(), run_id="r1", run_name="ctrdnn exact r1", tags={})
     program = f"""
 import sys
 from flows.cli import main
 assert main([{command!r}]) == 0
-assert not {{"prefect", "mlflow", "torch", "boto3"}} & sys.modules.keys()
+assert not {{"prefect", "torch", "boto3"}} & sys.modules.keys()
 """
 
     subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.DEVNULL)

@@ -9,9 +9,9 @@ import pytest
 from flows.cli import main
 from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
-from tasks.records import tracking
 from tasks.records.mlflow_names import DAY_TAG
 from tasks.records.mlflow_store import answering_client
+from tasks.records.run_record import note_metrics
 from tasks.running import run_lifecycle
 from tests.infra.builders import offer, plan
 
@@ -29,7 +29,7 @@ def template(tmp_path_factory):
         run = run_lifecycle.open_run(
             workspace, run_id=run_id, run_name=f"ctrdnn exact {run_id}", tags={DAY_TAG: "2026-01-01"}
         )
-        tracking.record_metrics(workspace, run, {"cost/billed_usd": 0.125, "quality/auc": 0.78})
+        note_metrics(workspace, run, {"cost/billed_usd": 0.125, "quality/auc": 0.78})
         if days_ago is not None:
             run_lifecycle.close_run(workspace, run, status="FAILED", reason="a bad row")
             with answering_client(workspace) as client:

@@ -17,7 +17,7 @@ from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
 from tasks.judging.baseline import columns_of, design_matrix, measure_baseline
-from tasks.reports.run_document import baseline_lines
+from tasks.reports.report_text import baseline_remark
 from tests.tasks.report_builders import make_run_report
 
 
@@ -124,16 +124,16 @@ def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
 
     assert found == "it failed with MemoryError: cannot allocate"
     report = make_run_report(baseline=found)
-    assert baseline_lines(report) == [
+    assert baseline_remark(report) == (
         "There is no logistic regression to compare with: it failed with MemoryError: cannot allocate."
-    ]
+    )
     assert report.metrics()["quality/baseline_auc"] is None
 
 
 def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 300)
 
-    [line] = baseline_lines(make_run_report(baseline=measure_baseline.fn(clicks)))
+    line = baseline_remark(make_run_report(baseline=measure_baseline.fn(clicks)))
 
     assert line.startswith("The logistic regression was fitted on 300 of these training rows")
 

@@ -2,15 +2,14 @@ import json
 from urllib.parse import parse_qs, urlparse
 
 from tasks.records import tracking
+from tasks.records.mlflow_names import TrackedRun
 from tasks.records.mlflow_views import (
     NIGHT_COLUMNS,
     NIGHTS_VIEW,
     compare_address,
     experiment_tags,
     nights_address,
-    run_name,
 )
-from tasks.records.tracking import TrackedRun
 from tests.tasks.report_builders import make_plan_report, make_run_report
 
 URL = "http://127.0.0.1:5000"
@@ -50,4 +49,4 @@ def test_links_open_the_view_and_the_comparison():
 
 
 def test_a_name_says_day_model_and_plan():
-    assert run_name(make_plan_report()) == "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"
+    assert make_plan_report().name_with_plan == "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"

@@ -8,7 +8,7 @@ from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.ledger.ledger import Ledger
 from infra.workspace import Workspace
 from tasks.clusters import providers_of_run
-from tasks.records.runs import find_run, known_runs
+from tasks.records.run_ids import find_run, known_runs
 from tests.infra.builders import offer, plan
 
 IDS = ["20261120-0430-1a2b3c4d", "20261121-0430-5e6f7a8b", "20261121-0930-5e6f0000"]

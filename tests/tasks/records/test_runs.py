@@ -5,20 +5,13 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import launch_ids_of, next_launch_id
-from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG
-from tasks.records.past_runs import past_trainings
-from tasks.records.runs import (
-    COMPLETED,
-    check_not_finished,
-    clean_up_run,
-    find_run_id,
-    finished_run,
-    new_run_id,
-    save_parameters,
-    saved_parameters,
-)
+from tasks.records.mlflow_names import COMPLETED, DATA_TAG, DAY_TAG, MODEL_TAG
+from tasks.records.past_runs import check_not_finished, finished_run, past_trainings
+from tasks.records.run_files import save_parameters, saved_parameters
+from tasks.records.run_ids import find_run_id, new_run_id
 from tasks.running import run_lifecycle
 from tasks.running.live_fleet import only_fleet
+from tasks.running.run_lifecycle import clean_up_run
 
 FLOW_RUN_ID = "067e5f3c-0000-7000-8000-1234567890ab"
 

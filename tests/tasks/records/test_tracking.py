@@ -3,6 +3,7 @@ from mlflow import MlflowClient
 
 from infra.workspace import Workspace
 from tasks.records import tracking
+from tasks.records.run_record import note, note_metrics, note_series
 from tasks.records.tracking import run_settings
 from tasks.running import run_lifecycle
 from tests.tasks.builders import make_problem, make_result
@@ -23,6 +24,10 @@ def open_run(workspace, run_id):
     return run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={"git.commit": "0" * 7})
 
 
+def close(workspace, run):
+    run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
+
+
 def children_of(client, run):
     return client.search_runs(
         [run.experiment_id], filter_string=f"tags.`mlflow.parentRunId` = '{run.mlflow_run_id}'"
@@ -38,7 +43,8 @@ def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, c
     result = make_result(problem, cost_lower_bound_usd=0.0020)
     parent = open_run(workspace, "run-search")
 
-    tracking.record_search(workspace, parent, result, settings(result), is_chosen=True)
+    tracking.record_search(workspace, parent, result, settings(result), name="search exact", is_chosen=True)
+    close(workspace, parent)
 
     [child] = children_of(client, parent)
     assert child.info.status == "FINISHED"
@@ -66,9 +72,10 @@ def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, c
 def test_figures_that_are_missing_or_not_finite_are_left_out(workspace, client):
     run = open_run(workspace, "run-gaps")
 
-    tracking.record_metrics(
+    note_metrics(
         workspace, run, {"quality/auc": None, "a": float("nan"), "b": float("inf"), "quality/log_loss": 0.5}
     )
+    close(workspace, run)
 
     assert client.get_run(run.mlflow_run_id).data.metrics == {"quality/log_loss": 0.5}
 
@@ -76,9 +83,8 @@ def test_figures_that_are_missing_or_not_finite_are_left_out(workspace, client):
 def test_long_series_are_written_whole(workspace, client):
     run = open_run(workspace, "run-series")
 
-    tracking.record_series(
-        workspace, run, {"train/log_loss": [(step, 1 / (step + 1)) for step in range(2_345)]}
-    )
+    note_series(workspace, run, {"train/log_loss": [(step, 1 / (step + 1)) for step in range(2_345)]})
+    close(workspace, run)
 
     history = client.get_metric_history(run.mlflow_run_id, "train/log_loss")
     assert len(history) == 2_345
@@ -88,17 +94,15 @@ def test_long_series_are_written_whole(workspace, client):
 def test_a_resumed_run_goes_on_in_its_old_record(workspace, client):
     result = make_result(make_problem())
     first = open_run(workspace, "run-resumed")
-    tracking.record_settings(workspace, first, settings(result))
+    note(workspace, first, parameters=settings(result))
     run_lifecycle.close_run(workspace, first, status="FAILED", reason="out of memory")
 
     again = open_run(workspace, "run-resumed")
-    tracking.record_settings(
-        workspace,
-        again,
-        run_settings(result.plan.stages, method="genetic", model="tiny", batch_size=100, seed=1),
-    )
+    assert client.get_run(again.mlflow_run_id).info.status == "RUNNING"
+    note(workspace, again, parameters={**settings(result), "method": "genetic"})
+    close(workspace, again)
 
     assert again == first
     run = client.get_run(again.mlflow_run_id)
-    assert run.info.status == "RUNNING"
+    assert run.info.status == "FINISHED"
     assert run.data.params["method"] == "exact"

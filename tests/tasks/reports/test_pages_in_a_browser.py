@@ -4,17 +4,14 @@ import shutil
 
 import pytest
 
-from heterps_core.planning.calibration import Correction
-from tasks.reports.document import html_page
-from tasks.reports.nights_document import nights_document
-from tasks.reports.run_document import plan_document, run_document
+from tasks.reports.page import page
 from tests.browser import NAMES, open_browser
 from tests.tasks.report_builders import ID_TURNOVER, make_night, make_plan_report, make_run_report
-from tests.tasks.reports.test_run_document import LINKS, make_decision
+from tests.tasks.reports.test_report_text import LINKS, make_decision
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, NAMES)), reason="there is no Chromium")
 
-CUT = """[...document.querySelectorAll('body *:not(thead, thead *)')].filter(each => {
+CUT = """[...document.querySelectorAll('body *:not(thead, thead *, svg, svg *)')].filter(each => {
     const box = each.getBoundingClientRect();
     return box.right > document.documentElement.clientWidth + 1 || each.scrollWidth > each.clientWidth + 1
         && getComputedStyle(each).display !== 'inline';
@@ -30,24 +27,19 @@ def browser():
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory):
     nights = [make_night(index) for index in range(30)]
-    decision = make_decision(is_promoted=True)
+    run = make_run_report(id_turnover=ID_TURNOVER)
     pages = {
-        "run": run_document(
-            make_run_report(id_turnover=ID_TURNOVER), decision=decision, last=nights[-1], links=LINKS
-        ),
-        "plan": plan_document(make_plan_report(data="d" * 200), links=LINKS),
-        "nights": nights_document(
-            nights, current_run_id=nights[-1].run_id, correction=Correction(), links=LINKS
-        ),
+        "run": page(run, make_decision(is_promoted=True), nights, LINKS),
+        "plan": page(make_plan_report(data="d" * 200), "nothing was trained", nights, LINKS),
     }
     folder = tmp_path_factory.mktemp("pages")
-    for name, page in pages.items():
-        (folder / f"{name}.html").write_text(html_page(page))
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text)
     return {name: (folder / f"{name}.html").as_uri() for name in pages}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("name", ["run", "plan", "nights"])
+@pytest.mark.parametrize("name", ["run", "plan"])
 def test_nothing_is_cut_at_the_sides(browser, addresses, name, width):
     browser.resize(width=width, height=900)
     browser.seconds_until(addresses[name], "document.querySelector('h1') !== null", timeout_s=60)
@@ -56,11 +48,11 @@ def test_nothing_is_cut_at_the_sides(browser, addresses, name, width):
     assert browser.evaluate(CUT) == ""
 
 
-def test_the_picture_and_the_answers_fit_on_the_first_screen(browser, addresses):
+def test_the_charts_of_the_nights_fit_on_the_first_screen(browser, addresses):
     browser.resize(width=1280, height=900)
-    browser.seconds_until(addresses["run"], "document.querySelector('.answers') !== null", timeout_s=60)
+    browser.seconds_until(addresses["run"], "document.querySelector('svg') !== null", timeout_s=60)
 
-    assert browser.evaluate("document.querySelector('.answers').getBoundingClientRect().bottom") < 900
+    assert browser.evaluate("document.querySelectorAll('figure')[2].getBoundingClientRect().bottom") < 900
 
 
 def test_a_page_is_dark_where_the_system_is(browser, addresses):

@@ -21,7 +21,7 @@ def test_figures_of_an_explanation_have_stable_names():
 
     metrics = explanation_metrics(explain_choice.fn(problem, make_result(problem)))
 
-    assert metrics["explanation/runner_up_extra_usd"] >= 0
+    assert metrics["explanation/runner_up_extra_usd"] >= -1e-15  # rounding of two equal costs
     assert metrics["explanation/ten_percent_more_usd"] > 0
 
 

@@ -67,7 +67,7 @@ def add_run(workspace, run_id, *, days_ago=None, status="FAILED"):
     tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags={})
     if days_ago is not None:
         ended_at = NOW - timedelta(days=days_ago)
-        client_of(workspace)._client().set_terminated(
+        client_of(workspace).set_terminated(
             tracked.mlflow_run_id, status, end_time=int(ended_at.timestamp() * 1_000)
         )
     write_run(RunDirectory(str(workspace.run_directory(run_id))))
