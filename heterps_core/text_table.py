@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 WIDTH = 100
-"""Of a terminal, in columns."""
+"""Columns of a terminal."""
 
 LABEL_WIDTH = 12
 NOT_KNOWN = "-"

@@ -32,7 +32,7 @@ PLACE_CHARACTERS = len("stage0-node0")
 TIME_CHARACTERS = len("2026-11-21 04:30:00,000")
 STARTS_WITH_TIME = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2},\d{3} ")
 NODE_LOGS = ("console.log", "workers.log")
-"""Of a node's own process, where it is one of this machine, and of its workers."""
+"""Logs of a node's own process, where it runs on this machine, and of its workers."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     has_any, lasts = False, options.follow
     with suppress(KeyboardInterrupt):
         while True:
-            # Asked first, so that nothing that is said before the end is missed.
+            # Asked first, so that no line before the end is missed.
             lasts = lasts and goes_on()
             for line in lines.read():
                 has_any = True
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 class NewLines:
-    """Reads what was written behind what it has read, of the flow and of all nodes.
+    """Reads the new lines of the flow and of all nodes.
 
     Args:
         here: The run's folder of the workspace.
@@ -89,7 +89,7 @@ class NewLines:
         self._num_read: dict[str, int] = {}
 
     def read(self) -> list[str]:
-        """Return the whole lines that have come, by their times, each behind where it was said."""
+        """Return the new whole lines in the order of their times, each after the place where it was written."""
         found = [("flow", line) for line in self._lines(self._here, "", FLOW_LOG)]
         for node in self._nodes.names(NODES):
             found += [
@@ -99,7 +99,7 @@ class NewLines:
             ]
         timed, last = [], ""
         for place, line in found:
-            # What a line is followed by, such as a traceback, has no time of its own.
+            # The lines of a traceback have no time of their own.
             last = line[:TIME_CHARACTERS] if STARTS_WITH_TIME.match(line) else last
             timed.append((last, f"{place:<{PLACE_CHARACTERS}} {line}"))
         return [text for _, text in sorted(timed, key=lambda each: each[0])]

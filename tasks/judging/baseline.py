@@ -39,11 +39,11 @@ PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Inverse strengths (scikit-learn's C) that are tried."""
 
 TUNING_SHARE = 0.2
-"""Of the training rows, the last ones, on which the penalty is chosen."""
+"""Share of the training rows, the last ones, on which the penalty is chosen."""
 
 MAX_ITERATIONS = 200
 TOLERANCE = 1e-3
-"""Of the gradient; a smaller one changes the AUC in the fourth decimal only."""
+"""Tolerance of the gradient; a smaller one changes the AUC in the fourth decimal only."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class Baseline:
 
     quality: ClickQuality
     num_train_rows: int
-    """That it was fitted on: all training rows, or a sample of `MOST_TRAIN_ROWS`."""
+    """Rows that it was fitted on: all training rows, or a sample of `MOST_TRAIN_ROWS`."""
 
     logits: npt.NDArray[np.float64] = field(repr=False, compare=False)
-    """[n], of the held-out rows that were rated, in order."""
+    """[n], for the held-out rows that were rated, in order."""
 
     rated_runs: tuple[tuple[int, int], ...]
-    """First and stop of the runs of rows that these are."""
+    """First and stop of the runs of rows that were rated."""
 
 
 @task(name="logistic regression baseline", cache_policy=NO_CACHE)

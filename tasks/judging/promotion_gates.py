@@ -1,4 +1,4 @@
-"""What a challenger must show to become champion: gates, what each of them found, and the decision.
+"""Promotion of a challenger to champion: gates, their verdicts, and the decision.
 
 The gates are for a champion that is trained again every night while the data drifts. There the larger risk is a model
 that grows old, not one that is hardly better: a challenger that knows a newer day need not prove a gain, but that it
@@ -21,10 +21,10 @@ BASELINE_GATE = "AUC less the logistic regression's, upper end"
 CALIBRATION_GATE = "calibration error"
 COST_GATE = "cost over the champion's"
 MARGIN_GATES = (AUC_GATE, LOG_LOSS_GATE)
-"""That more rows make easier to keep."""
+"""Gates that more rows make easier to meet."""
 
 COMPARISON_GATES = frozenset({*MARGIN_GATES, BASELINE_GATE, CALIBRATION_GATE, COST_GATE})
-"""That compare a sound model with another one."""
+"""Gates that compare a sound model with another one."""
 
 RULES = {
     "at least": operator.ge,
@@ -59,12 +59,12 @@ class PromotionGates:
     """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
 
     promotion_confidence: float = 0.95
-    """Of the two-sided intervals, in (0, 1)."""
+    """Confidence of the two-sided intervals, in (0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateVerdict:
-    """What one gate found."""
+    """The verdict of one gate."""
 
     name: str
     value: float | str | None
@@ -76,13 +76,13 @@ class GateVerdict:
 
     is_met: bool
     remark: str = ""
-    """What a person must know to read it."""
+    """Explains the value to a person."""
 
     @classmethod
     def of(
         cls, name: str, value: float | str, rule: str, bound: float | str, remark: str = ""
     ) -> GateVerdict:
-        """Return what a gate finds by its rule alone."""
+        """Return the verdict that the rule alone gives."""
         is_met = RULES[rule](value, bound)
         return cls(name=name, value=value, bound=bound, rule=rule, is_met=is_met, remark=remark)
 
@@ -120,7 +120,7 @@ class PromotionDecision(JsonDocument):
     version: str
     run_id: str
     champion_version: str | None
-    """That it was judged against; None where there was none."""
+    """Version that it was judged against; None where there was none."""
 
     is_promoted: bool
     why: str
@@ -180,7 +180,7 @@ def gates_against_champion(
     champion: ModelFigures,
     knows_newer_day: bool,
 ) -> tuple[GateVerdict, ...]:
-    """Return what the gates find where there is a champion to compare with.
+    """Return the verdicts of the gates against a champion.
 
     Args:
         knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
@@ -216,7 +216,7 @@ def gates_against_champion(
 
 
 def gate_against_mean_rate(difference: Estimate, *, confidence: float) -> GateVerdict:
-    """Return what the one gate of a first champion finds: it must be better than the mean click rate of the rows."""
+    """Return the verdict on a first champion: it must be better than the mean click rate of the rows."""
     return GateVerdict.of(
         "log-loss against the mean click rate, upper end",
         difference.high,

@@ -1,1 +1,1 @@
-"""What is kept of runs and models: the only importers of mlflow."""
+"""Records of runs and models: the only importers of mlflow."""

@@ -46,14 +46,14 @@ class Champion:
 
     model: str
     day: str | None
-    """That it was trained on, YYYY-MM-DD; None where the data has no days."""
+    """Day that it was trained on, YYYY-MM-DD; None where the data has no days."""
 
     data_kind: DataKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolledBack:
-    """What a roll-back did."""
+    """The effect of a roll-back."""
 
     from_version: str
     to: RegisteredVersion | None
@@ -75,7 +75,7 @@ def champion_of(workspace: Workspace) -> Champion | None:
 def champion_before(
     workspace: Workspace, day: date, *, fits: Callable[[RegisteredVersion], bool] = lambda _: True
 ) -> Champion | None:
-    """Return whom a night of `day` goes on from: the newest champion that knows only days before and fits the night.
+    """Return the model that a night of `day` continues: the newest champion that knows only days before and fits.
 
     So a day that is trained once more, since its run was killed after it had made its model the champion, and one
     that is back-filled, go on from where the day began, and no weights see a day twice. A back-filled version that
@@ -98,7 +98,7 @@ def champion_before(
 
 
 def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion | None:
-    """Return whom a back-filled model is judged against: the newest champion that knows no day after its own.
+    """Return the opponent of a back-filled model: the newest champion that knows no day after its own.
 
     The rows that judge are of the day after, so that neither has seen them. A back-filled version that passed its
     gates counts as a champion here. None where there is none.

@@ -26,7 +26,7 @@ OUTCOMES = ("finished", "failed", "killed", STOPPED, DIED, "running")
 
 HOST_TAG = "heterps.host"
 DAY_TAG = "heterps.day"
-"""Of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
+"""Day of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
 
 DATA_TAG = "heterps.data"
 

@@ -46,11 +46,11 @@ NIGHT_COLUMNS = (
 
 EXPERIMENT_NOTE = f"""What did a night cost, was it faster, is its model better? **Open _Views_ > _Nights_.**
 
-The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` behind this page's address) has one row a night, newest first:
+The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` after this page's address) has one row a night, newest first:
 whether its model became champion (`{PROMOTED_TAG}`), quality (`night/auc`, and what is missing to the best
 reachable), cost (`night/usd`, and for a million samples), speed (`night/samples_per_s`, and how far the prediction
-was off), and how far the plan is from the optimum. Each run has its whole report as `report.html` among its
-artifacts, and the last nights beside one another as `nights.html`. Children
+was off), and how far the plan is from the optimum. Each run has a page with charts as `report.html` among its
+artifacts, and its whole report as `report.txt`. Children
 named _search ..._ are what each search method found for the same problem."""
 
 

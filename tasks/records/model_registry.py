@@ -52,7 +52,7 @@ _NEWEST = 5
 
 
 class DataKind(IntEnum):
-    """What a model was trained on: one of a lesser kind never takes the place of one of a greater."""
+    """Kind of a model's training data: a model of a lesser kind never replaces one of a greater kind."""
 
     MADE_UP = 0
     FILES = 1
@@ -69,14 +69,14 @@ class RegisteredVersion:
     model: str
     day: str | None
     sha256: str
-    """Of its files, as `exported_sha256` has it."""
+    """Hash of its files by `exported_sha256`."""
 
     registered_at: datetime
     tags: Mapping[str, str]
 
     @property
     def data_kind(self) -> DataKind:
-        """What it was trained on."""
+        """Kind of its training data."""
         if self.day is not None:
             return DataKind.DAYS
         return DataKind.MADE_UP if self.tags.get(DATA_TAG) == MADE_UP_DATA else DataKind.FILES

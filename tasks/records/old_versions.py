@@ -1,7 +1,7 @@
 """Which versions of the registered model are still needed, and the end of the others with their files.
 
-Kept is what serves, what is tried next, what a run under way began with, what a roll-back leads to, and what a day
-that is trained once more would go on from. Figures, tags and reports of the runs that trained them stay.
+Kept are the champion, the challenger, the version that a run under way began with, the target of a roll-back, and the
+version that a day which is trained once more would continue. Figures, tags and reports of their runs stay.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
                 if not is_trial:
                     client.delete_model_version(REGISTERED_MODEL, name)
             except Exception as problem:
-                # Of whatever kind a store has; the other versions are tidied all the same.
+                # A store may raise any error; the other versions are tidied all the same.
                 problems.append(f"version {name}: {first_line(problem)}")
                 continue
             removed[name] = num_bytes
@@ -122,7 +122,7 @@ def _needed(
     for registered in versions:
         if registered.registered_at >= registered_before:
             whys.setdefault(registered.version, f"was registered after {since}")
-    # Of each model and schema the old champion of the latest day, from which `champion_before` would go on.
+    # The old champion of the latest day of each model and schema, which `champion_before` would return.
     old = [registered for registered in versions if registered.registered_at < registered_before]
     for registered in {_lineage(each): each for each in champions_by_day(old)}.values():
         whys.setdefault(registered.version, "a day after its own goes on from it, where it is trained again")

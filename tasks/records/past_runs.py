@@ -53,22 +53,22 @@ class PastRun:
 
     @property
     def run_id(self) -> str:
-        """Of the flow run."""
+        """Id of the flow run."""
         return self.tracked.run_id
 
     @property
     def day(self) -> str | None:
-        """Of the data that it trained on, YYYY-MM-DD; None where its data has no days."""
+        """Day of the data that it trained on, YYYY-MM-DD; None where the data has no days."""
         return self.tags.get(DAY_TAG)
 
     @property
     def night(self) -> str:
-        """That day, or the day of its start where the data has none."""
+        """The day of its data, else the day of its start."""
         return self.day or f"{self.started_at:%Y-%m-%d}"
 
     @property
     def by_day(self) -> tuple[str, datetime]:
-        """What nights are put into order by: a day that is back-filled stands where it belongs."""
+        """Key by which nights are sorted: a day that is back-filled stands where it belongs."""
         return self.night, self.started_at
 
     @property
@@ -115,7 +115,7 @@ class PastRun:
 
     @property
     def throughput_samples_per_s(self) -> float | None:
-        """Of the median step, as in all that compares nights."""
+        """Throughput of the median step, as in all comparisons of nights."""
         return self.metrics.get("measured/undisturbed_throughput_samples_per_s")
 
     @property
@@ -154,7 +154,7 @@ class PastRun:
         return speed.predicted_step_seconds * speed.correction_factor / speed.measured_step_seconds - 1
 
     def summary(self) -> dict[str, Any]:
-        """Return what a person compares runs by, as plain JSON values."""
+        """Return the figures by which a person compares runs, as plain JSON values."""
         return {
             "run_id": self.run_id,
             "day": self.day,

@@ -1,1 +1,1 @@
-"""What a run shows: terminal, page, figures."""
+"""The report of a run: figures, text, page."""

@@ -1,4 +1,4 @@
-"""The nouns of a planned and of a finished run: what each can be judged by, and its figures under stable names."""
+"""The report of a planned and of a finished run, and its figures under stable names."""
 
 from __future__ import annotations
 
@@ -50,27 +50,25 @@ class PlanReport:
     tracked: TrackedRun
     config: TrainingConfig
     prediction: DryRunPrediction | None
-    """Of a dry run on this machine, by the cost model from its profile; None for rented machines."""
+    """Prediction of a dry run on this machine, by the cost model from its profile; None for rented machines."""
 
     correction: Correction
-    """Of that prediction; rented runs are planned with corrected times instead."""
+    """Correction of that prediction; rented runs are planned with corrected times instead."""
 
     is_estimated: bool
     """Times of at least one device type of the plan are a roofline and not a measurement."""
-
-    """None where the cheapest plan was asked for."""
 
     uncounted: str = ""
     """Layers whose work could not be counted; see `ModelGraph.uncounted_text`."""
 
     tables: Table
-    """Of the categorical columns: their values, and how many collide."""
+    """The categorical columns with their values, and how many collide."""
 
     cuts: Table | None = None
     """The tensors at each cut; None where the plan has one stage."""
 
     day: str | None = None
-    """Of the data that is trained on, YYYY-MM-DD; None where it has no days."""
+    """Day of the data that is trained on, YYYY-MM-DD; None where it has no days."""
 
     @property
     def name(self) -> str:
@@ -119,7 +117,7 @@ class PlanReport:
 
     @property
     def tables_text(self) -> str:
-        """What stands behind the reasons: the tensors at the cuts, and the columns."""
+        """Details of the reasons: other speeds, the tensors at the cuts, and the columns."""
         tables = [table_text(table) for table in (self.cuts, self.tables) if table is not None]
         return "\n\n".join([self.other_speeds, *([self.uncounted] if self.uncounted else []), *tables])
 
@@ -135,7 +133,7 @@ class PlanReport:
 
     @property
     def predicted_step_seconds(self) -> float:
-        """Of the run that is launched, with what past runs have taught; known before the training."""
+        """Time of a step of the launched run, corrected by past runs; known before the training."""
         if self.prediction is not None:
             return self.prediction.step_seconds * self.correction.factor
         return self.batch_size / self.chosen.plan.throughput_samples_per_s
@@ -166,7 +164,7 @@ class RunReport(PlanReport):
     """Everything that a finished run can be judged by."""
 
     hardware: str
-    """What trained: for a dry run this machine, else the plan's device types."""
+    """Hardware that trained: for a dry run this machine, else the plan's device types."""
 
     learning: Calibration
     training: TrainingRun
@@ -195,7 +193,7 @@ class RunReport(PlanReport):
 
     @property
     def measured_step_seconds(self) -> float | None:
-        """Of the median step; None where too few were trained."""
+        """Time of the median step; None where too few were trained."""
         return measured_step_seconds(self.training, batch_size=self.batch_size)
 
     @property
@@ -206,7 +204,7 @@ class RunReport(PlanReport):
 
     @property
     def stages(self) -> tuple[StageOutcome, ...]:
-        """What came of each launched stage."""
+        """The outcome of each launched stage."""
         is_dry_run = self.prediction is not None
         evaluation = self.chosen.evaluation if self.prediction is None else self.prediction.evaluation
         return stage_outcomes(
@@ -219,7 +217,7 @@ class RunReport(PlanReport):
 
     @property
     def speed(self) -> RunSpeed | None:
-        """What later runs learn from; None where nothing was measured, or the last steps by a part of the fleet."""
+        """Speed that later runs learn from; None where none was measured, or a part of the fleet trained last."""
         measured = self.measured_step_seconds
         if measured is None or any(restart.loss.is_of_other_size for restart in self.restarts):
             return None
@@ -249,7 +247,7 @@ class RunReport(PlanReport):
 
     @property
     def measured_speed(self) -> str:
-        """Of the undisturbed steps, with its unit and its machines."""
+        """Speed of the undisturbed steps, with its unit and its machines."""
         speed = speed_text(self.training.undisturbed_throughput_samples_per_s)
         return f"{speed} samples/s ({self.trained_where})"
 
@@ -261,18 +259,18 @@ class RunReport(PlanReport):
 
     @property
     def billed_usd(self) -> float:
-        """Of all launches, at list prices where it is a dry run."""
+        """The bill of all launches, at list prices where it is a dry run."""
         return sum(bill.total_usd for bill in self.bills)
 
     @property
     def billed_usd_per_million_samples(self) -> float | None:
-        """Of those that were trained in all launches; None where none was."""
+        """The bill for a million samples that were trained in all launches; None where none was."""
         num_samples = sum(step.num_samples for step in self.training.steps)
         return self.billed_usd / num_samples * SAMPLES_PER_MILLION if num_samples else None
 
     @property
     def waste(self) -> tuple[WasteLine, ...]:
-        """What was paid while nothing was trained, by cause."""
+        """Money that was paid while nothing was trained, by cause."""
         return waste_lines(
             self.bills,
             trained_seconds=self.training.trained_seconds,
@@ -340,7 +338,7 @@ class RunReport(PlanReport):
         )
 
     def id_metrics(self) -> dict[str, float | None]:
-        """Return what became of dynamic ids, in all columns together; nothing where ids are hashed."""
+        """Return the turnover of dynamic ids in all columns together; nothing where ids are hashed."""
         found = self.id_turnover
         if not found:
             return {}
@@ -387,7 +385,7 @@ def taken_text(searches: Searches, asked: str) -> str:
 
 
 def training_summary(training: TrainingRun) -> str:
-    """Return what a training run did in one line."""
+    """Return steps, speed and quality of a training run in one line."""
     assert training.quality is not None
     attempts = "" if training.num_attempts == 1 else f", {training.num_attempts} attempts"
     return (
@@ -397,7 +395,7 @@ def training_summary(training: TrainingRun) -> str:
 
 
 def gap_text(plan: SchedulingPlan) -> str:
-    """Return what is proven of the plan's cost."""
+    """Return the proof of the plan's cost."""
     if plan.optimality_gap == 0:
         return "optimal: no plan for this problem is cheaper (gap 0)"
     return f"{_gap_at_most(plan)} for this problem"

@@ -1,4 +1,4 @@
-"""What came of each stage: its predicted, measured and idle time, and its part of the bill."""
+"""The outcome of each stage: its predicted, measured and idle time, and its part of the bill."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class StageOutcome:
 
     index: int
     device_type: str
-    """Of the plan; in a dry run this machine stands in for it."""
+    """Device type of the plan; in a dry run this machine stands in for it."""
 
     num_replicas: int
     predicted_seconds: float
-    """Of the stage's work for one training batch."""
+    """Time of the stage's work for one training batch."""
 
     measured_seconds: float | None
-    """Of a step, without waits for other stages; None where it was not measured."""
+    """Time of a step without waits for other stages; None where it was not measured."""
 
     idle_share: float | None
-    """Of a step, in [0, 1], in which its workers waited for other stages."""
+    """Share of a step, in [0, 1], in which its workers waited for other stages."""
 
     billed_usd: float
     """With start-up, evaluation and teardown."""
@@ -45,7 +45,7 @@ def stage_outcomes(
     *,
     batch_size: int,
 ) -> tuple[StageOutcome, ...]:
-    """Return what came of each launched stage.
+    """Return the outcome of each launched stage.
 
     Args:
         predicted: Of each stage, the seconds of its work for one training batch.
