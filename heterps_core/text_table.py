@@ -10,7 +10,7 @@ from typing import TypeAlias
 WIDTH = 100
 """Columns of a terminal."""
 
-LABEL_WIDTH = 12
+_LABEL_WIDTH = 12
 NOT_KNOWN = "-"
 
 Value: TypeAlias = str | float | None
@@ -84,7 +84,7 @@ def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ", widt
         ['  price       0.5 USD/hour']
     """
     pairs = list(pairs)
-    of_labels = max([LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs)])
+    of_labels = max([_LABEL_WIDTH, *(len(label) + 2 for label, _ in pairs)])
     return [
         line
         for label, text in pairs

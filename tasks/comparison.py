@@ -44,7 +44,7 @@ _CAPPED_SHARE, _FLOOR_SHARE = 0.75, 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedProblem:
+class _ComparedProblem:
     """A problem that the methods are compared on."""
 
     name: str
@@ -63,7 +63,7 @@ class ComparedProblem:
 class FoundPlan:
     """The result of one search."""
 
-    compared: ComparedProblem
+    compared: _ComparedProblem
     method: str
     seed: int
     result: SearchResult
@@ -99,7 +99,7 @@ class Terms:
     """Wall time of one search with its proof; a method that takes longer is given up on this problem."""
 
 
-def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
+def load_problems(files: Sequence[str]) -> list[_ComparedProblem]:
     """Read problem files.
 
     Raises:
@@ -108,7 +108,7 @@ def load_problems(files: Sequence[str]) -> list[ComparedProblem]:
     problems = []
     for file in dict.fromkeys(files):
         try:
-            problems.append(ComparedProblem(name=file, problem=SchedulingProblem.load(Path(file))))
+            problems.append(_ComparedProblem(name=file, problem=SchedulingProblem.load(Path(file))))
         except ConfigurationError as error:
             raise ConfigurationError(str(error) if file in str(error) else f"{file}: {error}") from error
     return problems
@@ -122,9 +122,9 @@ def problems_of_models(
     *,
     device_types: Sequence[str],
     throughput_floor_samples_per_s: float,
-) -> list[ComparedProblem]:
+) -> list[_ComparedProblem]:
     """Return the problems of a night's job for each model; a model that gives none is logged with the reason."""
-    problems: list[ComparedProblem] = []
+    problems: list[_ComparedProblem] = []
     for model in dict.fromkeys(models):
         try:
             job, profiled = profiled_job(workspace, model, clicks, device_types)
@@ -142,7 +142,7 @@ def problems_of_models(
             continue
         log_step("profile", profiled.summary)
         problems += [
-            ComparedProblem(
+            _ComparedProblem(
                 name=model,
                 problem=replace(each, step_model=step_model),
                 conditions=conditions,
@@ -206,7 +206,7 @@ def reason_in_one_line(error: Exception) -> str:
     return " ".join(str(error).partition(";")[0].split())
 
 
-def compare(problems: Sequence[ComparedProblem], methods: Sequence[str], terms: Terms) -> list[FoundPlan]:
+def compare(problems: Sequence[_ComparedProblem], methods: Sequence[str], terms: Terms) -> list[FoundPlan]:
     """Search with every method for every problem and seed, one after the other; log the cheapest plans."""
     for method in methods:
         budget = min(terms.budget_evaluations, _WARM_UP_EVALUATIONS)
@@ -226,7 +226,7 @@ def compare(problems: Sequence[ComparedProblem], methods: Sequence[str], terms: 
     return found
 
 
-def _plans_of(compared: ComparedProblem, method: str, terms: Terms) -> list[FoundPlan]:
+def _plans_of(compared: _ComparedProblem, method: str, terms: Terms) -> list[FoundPlan]:
     """Search with one method and all seeds; a method of which a search does not end in time is given up.
 
     No method gets more evaluations than its own default: a Bayesian search of 2,000 plans takes half a minute.

@@ -33,7 +33,7 @@ START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 STORE_WAIT_S = 1_800.0
 """How long a trained model waits to be registered; its machines have ended, so that waiting costs nothing."""
 
-STORE_POLL_S = 5.0
+_STORE_POLL_S = 5.0
 
 
 @task(name="record plan", cache_policy=NO_CACHE)
@@ -148,7 +148,7 @@ def _wait_for_store(workspace: Workspace) -> None:
         if not is_said:
             log_step("register", f"waits for MLflow's store, at most {STORE_WAIT_S / 60:.0f} minutes")
             is_said = True
-        time.sleep(STORE_POLL_S)
+        time.sleep(_STORE_POLL_S)
 
 
 def _settings(report: PlanReport, scheduler: str) -> dict[str, str]:

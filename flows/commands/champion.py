@@ -31,9 +31,9 @@ exit status: 0, also where there is no champion yet; 2 where the record of runs 
 champion's files were changed or damaged.
 """
 
-DEFAULT_LAST = 7
-MOST_SHOWN = 1_000
-COLUMNS = {
+_DEFAULT_LAST = 7
+_MOST_SHOWN = 1_000
+_COLUMNS = {
     "version": "s",
     "day": "",
     "outcome": "",
@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--last",
-        type=whole_number(MOST_SHOWN),
-        default=DEFAULT_LAST,
+        type=whole_number(_MOST_SHOWN),
+        default=_DEFAULT_LAST,
         metavar="N",
         help="versions to show (default: %(default)s)",
     )
@@ -142,7 +142,7 @@ def _decision_lines(
                 registered.run_id,
             ]
         )
-    lines = ["", *Table(columns=COLUMNS, rows=rows).lines()]
+    lines = ["", *Table(columns=_COLUMNS, rows=rows).lines()]
     last = max((each for _, each in judged if each), key=lambda each: each.decided_at, default=None)
     return [*lines, f"  last decision: {last.why}"] if last else lines
 

@@ -28,10 +28,10 @@ exit status: 0; 2 where the run is not known, or left no log.
 """
 
 POLL_INTERVAL_S = 0.5
-PLACE_CHARACTERS = len("stage0-node0")
-TIME_CHARACTERS = len("2026-11-21 04:30:00,000")
-STARTS_WITH_TIME = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2},\d{3} ")
-NODE_LOGS = ("console.log", "workers.log")
+_PLACE_CHARACTERS = len("stage0-node0")
+_TIME_CHARACTERS = len("2026-11-21 04:30:00,000")
+_STARTS_WITH_TIME = re.compile(r"\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2},\d{3} ")
+_NODE_LOGS = ("console.log", "workers.log")
 """Logs of a node's own process, where it runs on this machine, and of its workers."""
 
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     workspace = Workspace.locate()
     run_id = find_run(options.run_id, known_runs(workspace))
     here = local_folder(workspace, run_id)
-    lines = NewLines(here, nodes_folder(workspace, run_id))
+    lines = _NewLines(here, nodes_folder(workspace, run_id))
 
     def goes_on() -> bool:
         running = past_trainings(workspace, most=1_000, status="RUNNING")
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
             )
 
 
-class NewLines:
+class _NewLines:
     """Reads the new lines of the flow and of all nodes.
 
     Args:
@@ -94,14 +94,14 @@ class NewLines:
         for node in self._nodes.names(NODES):
             found += [
                 (node, line)
-                for name in NODE_LOGS
+                for name in _NODE_LOGS
                 for line in self._lines(self._nodes, f"{NODES}/{node}", name)
             ]
         timed, last = [], ""
         for place, line in found:
             # The lines of a traceback have no time of their own.
-            last = line[:TIME_CHARACTERS] if STARTS_WITH_TIME.match(line) else last
-            timed.append((last, f"{place:<{PLACE_CHARACTERS}} {line}"))
+            last = line[:_TIME_CHARACTERS] if _STARTS_WITH_TIME.match(line) else last
+            timed.append((last, f"{place:<{_PLACE_CHARACTERS}} {line}"))
         return [text for _, text in sorted(timed, key=lambda each: each[0])]
 
     def _lines(self, directory: RunDirectory, folder: str, name: str) -> list[str]:

@@ -31,7 +31,7 @@ exit status: 0, also where no run fits; 2 where an argument cannot be, or the re
 """
 
 DEFAULT_LAST = 20
-MOST_READ = 1_000
+_MOST_READ = 1_000
 """Runs that filters look at, the newest."""
 
 COLUMNS = {
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--last",
-        type=whole_number(MOST_READ),
+        type=whole_number(_MOST_READ),
         default=DEFAULT_LAST,
         metavar="N",
         help="how many (default: %(default)s)",
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
 
     has_filter = options.model or options.status or options.day
     workspace = Workspace.locate()
-    past = past_trainings(workspace, most=MOST_READ if has_filter else options.last)
+    past = past_trainings(workspace, most=_MOST_READ if has_filter else options.last)
     lines = [
         line
         for line in past

@@ -40,20 +40,20 @@ examples:
 exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
 """
 
-MOST_OPEN, NEWEST = 1_000, 20
+_MOST_OPEN, _NEWEST = 1_000, 20
 """Runs that are looked at: open ones, and those of which the last that has ended is shown."""
 
 CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
-LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
-POLLED_WITHIN_S = 120.0
+_LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
+_POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
 
-HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 """To a terminal: go to the upper left, clear the rest of the line, and all below (ECMA-48)."""
 
-LONGEST_INTERVAL_S = 3_600
+_LONGEST_INTERVAL_S = 3_600
 
-MACHINE_COLUMNS = {
+_MACHINE_COLUMNS = {
     **dict.fromkeys(("run", "machine", "provider", "instance", "market"), ""),
     "age": "s",
     "USD so far": ".6f",
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--watch",
         nargs="?",
-        type=whole_number(LONGEST_INTERVAL_S),
+        type=whole_number(_LONGEST_INTERVAL_S),
         const=2,
         metavar="SECONDS",
         help="show it again every so many seconds until Ctrl-C (default: 2)",
@@ -92,7 +92,7 @@ def _watch(workspace: Workspace, *, interval_s: int) -> None:
             lines = as_text(gather(workspace, now=datetime.now(UTC))).splitlines()
             if is_terminal:
                 shown = map(plain, lines[: shutil.get_terminal_size().lines - 1])
-                drawn = "".join([HOME, *(f"{line}{CLEAR_LINE}\n" for line in shown), CLEAR_BELOW])
+                drawn = "".join([_HOME, *(f"{line}{_CLEAR_LINE}\n" for line in shown), _CLEAR_BELOW])
                 print(drawn, end="", flush=True, file=unfiltered(sys.stdout))
             else:
                 print(*lines, "", sep="\n", flush=True)
@@ -183,7 +183,7 @@ def _services(
     mlflow_url = services.mlflow_url if workspace.has_own_tracking and services else workspace.tracking_uri
     is_mlflow_up = mlflow_url.startswith("http") and answers(f"{mlflow_url}/health", timeout_s=TIMEOUT_S)
     polled = deployment and deployment.get("last_polled")
-    is_served = polled and (now - datetime.fromisoformat(polled)).total_seconds() < POLLED_WITHIN_S
+    is_served = polled and (now - datetime.fromisoformat(polled)).total_seconds() < _POLLED_WITHIN_S
     return {
         "Prefect server": f"up       {server.api_url}" if server else "down     start it: make serve",
         "MLflow UI": f"up       {mlflow_url}" if is_mlflow_up else "down     start it: make serve",
@@ -194,7 +194,7 @@ def _services(
 def _flow_runs(server: PrefectServer) -> list[dict[str, Any]] | None:
     found = server.ask(
         "/flow_runs/filter",
-        {"flow_runs": {"state": {"type": {"any_": list(LIVE_STATES)}}}, "sort": "START_TIME_ASC"},
+        {"flow_runs": {"state": {"type": {"any_": list(_LIVE_STATES)}}}, "sort": "START_TIME_ASC"},
     )
     return found and [
         {"name": run["name"], "id": run["id"], "state": run["state_name"], "started": run["start_time"]}
@@ -208,7 +208,7 @@ def _open_records(
     from tasks.records.past_runs import past_trainings
 
     try:
-        running = past_trainings(workspace, most=MOST_OPEN, status="RUNNING")
+        running = past_trainings(workspace, most=_MOST_OPEN, status="RUNNING")
     except ConfigurationError:
         return None
     return [
@@ -228,7 +228,7 @@ def _last_run(workspace: Workspace) -> dict[str, Any] | None:
     from tasks.records.past_runs import past_trainings
 
     with suppress(ConfigurationError):
-        ended = [run for run in past_trainings(workspace, most=NEWEST) if run.status != "RUNNING"]
+        ended = [run for run in past_trainings(workspace, most=_NEWEST) if run.status != "RUNNING"]
         return ended[-1].summary() if ended else None
     return None
 
@@ -335,7 +335,7 @@ def _machine_lines(machines: Sequence[dict[str, Any]]) -> list[str]:
     if not machines:
         return ["  none"]
     rows = [[_age(value) if name == "age_s" else value for name, value in each.items()] for each in machines]
-    return Table(columns=MACHINE_COLUMNS, rows=rows).lines()
+    return Table(columns=_MACHINE_COLUMNS, rows=rows).lines()
 
 
 def _age(seconds: float) -> str:

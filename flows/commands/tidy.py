@@ -36,8 +36,8 @@ exit status: 0, also where there was nothing to do; 1 where something could not 
 done; 2 where the record of runs does not answer, and nothing was deleted.
 """
 
-DEFAULT_KEEP_DAYS = 30
-MOST_KEEP_DAYS = 36_500
+_DEFAULT_KEEP_DAYS = 30
+_MOST_KEEP_DAYS = 36_500
 
 SHOWN = 3
 """Names that a line tells; more are counted."""
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--keep-days",
-        type=whole_number(MOST_KEEP_DAYS),
-        default=DEFAULT_KEEP_DAYS,
+        type=whole_number(_MOST_KEEP_DAYS),
+        default=_DEFAULT_KEEP_DAYS,
         metavar="N",
         help="keep what is younger (default: %(default)s)",
     )

@@ -35,14 +35,14 @@ MOST_TRAIN_ROWS = MOST_RATED_ROWS = 200_000
 NUM_RUNS = 50
 """Runs of rows that a sample is made of; for each one or two row groups are read, which may hold a million rows."""
 
-PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
+_PENALTIES = (0.003, 0.01, 0.03, 0.1, 0.3)
 """Inverse strengths (scikit-learn's C) that are tried."""
 
-TUNING_SHARE = 0.2
+_TUNING_SHARE = 0.2
 """Share of the training rows, the last ones, on which the penalty is chosen."""
 
-MAX_ITERATIONS = 200
-TOLERANCE = 1e-3
+_MAX_ITERATIONS = 200
+_TOLERANCE = 1e-3
 """Tolerance of the gradient; a smaller one changes the AUC in the fourth decimal only."""
 
 logger = logging.getLogger(__name__)
@@ -141,11 +141,11 @@ def _choose_penalty(
     rows: csr_matrix, labels: npt.NDArray[np.uint8], weights: npt.NDArray[np.floating[Any]]
 ) -> float:
     """Return the C with the least log-loss on the last training rows, after a fit on those before them."""
-    first_check = len(labels) - int(len(labels) * TUNING_SHARE)
+    first_check = len(labels) - int(len(labels) * _TUNING_SHARE)
     if first_check == len(labels) or len(np.unique(labels[:first_check])) < 2:
-        return PENALTIES[0]
+        return _PENALTIES[0]
     losses = {}
-    for penalty in PENALTIES:
+    for penalty in _PENALTIES:
         model = _fit(rows[:first_check], labels[:first_check], weights[:first_check], penalty)
         logits = model.decision_function(rows[first_check:])
         losses[penalty] = log_loss(labels[first_check:], logits, weights[first_check:])
@@ -163,7 +163,7 @@ def _fit(
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
-    model = LogisticRegression(C=inverse_penalty, max_iter=MAX_ITERATIONS, tol=TOLERANCE)
+    model = LogisticRegression(C=inverse_penalty, max_iter=_MAX_ITERATIONS, tol=_TOLERANCE)
     # More threads wait for one another in loops, and are no faster.
     with threadpool_limits(1), warnings.catch_warnings():
         # The limit bounds the time on hard data; what is lost by it is the baseline's.

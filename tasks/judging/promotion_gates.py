@@ -259,8 +259,8 @@ def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> Ga
 def _cost_gate(
     gates: PromotionGates, *, challenger: ModelFigures, champion: ModelFigures, has_gain: bool
 ) -> GateVerdict:
-    ours, theirs, kind = compared_costs(challenger, champion)
-    ratio = cost_ratio(ours, theirs)
+    ours, theirs, kind = _compared_costs(challenger, champion)
+    ratio = _cost_ratio(ours, theirs)
     is_cheap = ratio is not None and ratio <= gates.max_cost_ratio
     remark = "a cost is not known" if ours is None or theirs is None else f"{kind} {ours:.4g} USD per million"
     if not is_cheap and has_gain:
@@ -275,7 +275,7 @@ def _cost_gate(
     )
 
 
-def compared_costs(
+def _compared_costs(
     challenger: ModelFigures, champion: ModelFigures
 ) -> tuple[float | None, float | None, str]:
     """Return the costs of a million samples that are compared, the challenger's first, and their kind.
@@ -290,7 +290,7 @@ def compared_costs(
     return challenger.usd_per_million_samples, champion.usd_per_million_samples, "billed"
 
 
-def cost_ratio(ours: float | None, theirs: float | None) -> float | None:
+def _cost_ratio(ours: float | None, theirs: float | None) -> float | None:
     """Return one cost over another; None where one is not known, or only the other is nothing."""
     if ours is None or theirs is None:
         return None

@@ -52,7 +52,7 @@ class Champion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RolledBack:
+class _RolledBack:
     """The effect of a roll-back."""
 
     from_version: str
@@ -90,7 +90,7 @@ def champion_before(
         versions = model_registry.registered_versions(workspace)
         earlier = [
             each
-            for each in versions_by_day(versions, _counts_as_champion if is_fit else _can_be_gone_on_from)
+            for each in _versions_by_day(versions, _counts_as_champion if is_fit else _can_be_gone_on_from)
             if (each.day or "") < day.isoformat() and fits(each)
         ]
         current = earlier[-1] if earlier else current
@@ -112,11 +112,11 @@ def opponent_of(workspace: Workspace, challenger: RegisteredVersion) -> Champion
 
 
 def champions_by_day(versions: Sequence[RegisteredVersion]) -> list[RegisteredVersion]:
-    """Return the versions that were champion, or passed their gates in a back-fill; see `versions_by_day`."""
-    return versions_by_day(versions, _counts_as_champion)
+    """Return the versions that were champion, or passed their gates in a back-fill; see `_versions_by_day`."""
+    return _versions_by_day(versions, _counts_as_champion)
 
 
-def versions_by_day(
+def _versions_by_day(
     versions: Sequence[RegisteredVersion], counts: Callable[[RegisteredVersion], bool]
 ) -> list[RegisteredVersion]:
     """Return the versions that count and were not rolled back, by the day that they know, the newest last.
@@ -202,7 +202,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
         _mark_applied(workspace, registered, is_promoted=True)
 
 
-def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
+def roll_back(workspace: Workspace, *, to: str | None = None) -> _RolledBack:
     """Make an earlier champion the champion again, after checking its files.
 
     Args:
@@ -225,7 +225,7 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> RolledBack:
             _crown_again(workspace, target, current=current)
         model_registry.tag_version(workspace, current.version, {ROLLED_BACK_TAG: _now()})
         model_registry.tag_run_of(workspace, current, {ROLLED_BACK_TAG: _now()})
-    return RolledBack(from_version=current.version, to=target)
+    return _RolledBack(from_version=current.version, to=target)
 
 
 def _crown_again(workspace: Workspace, target: RegisteredVersion, *, current: RegisteredVersion) -> None:

@@ -94,11 +94,11 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
     return [*found, ("champion", _champion(decision))]
 
 
-def duration_text(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Return a length of time in the unit that suits it.
 
     Example:
-        >>> duration_text(41.2), duration_text(158.0), duration_text(9_000.0)
+        >>> _duration_text(41.2), _duration_text(158.0), _duration_text(9_000.0)
         ('41 seconds', '3 minutes', '2.5 hours')
     """
     if seconds < _SECONDS_PER_MINUTE:
@@ -143,7 +143,7 @@ def _machines_text(report: PlanReport) -> str:
     if machines.startswith("1 x ") and "+" not in machines:
         machines = f"fits on one {machines.removeprefix('1 x ')}"
     seconds = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=0.0) * SECONDS_PER_HOUR
-    text = f"{machines}: {duration_text(seconds)} from start to end"
+    text = f"{machines}: {_duration_text(seconds)} from start to end"
     if num_planned == report.num_train_rows:
         return text
     return (

@@ -248,7 +248,7 @@ class RunReport(PlanReport):
     @property
     def measured_speed(self) -> str:
         """Speed of the undisturbed steps, with its unit and its machines."""
-        speed = speed_text(self.training.undisturbed_throughput_samples_per_s)
+        speed = _speed_text(self.training.undisturbed_throughput_samples_per_s)
         return f"{speed} samples/s ({self.trained_where})"
 
     @property
@@ -389,7 +389,7 @@ def training_summary(training: TrainingRun) -> str:
     assert training.quality is not None
     attempts = "" if training.num_attempts == 1 else f", {training.num_attempts} attempts"
     return (
-        f"{len(training.steps):,} steps, {speed_text(training.throughput_samples_per_s)} samples/s, "
+        f"{len(training.steps):,} steps, {_speed_text(training.throughput_samples_per_s)} samples/s, "
         f"log-loss {training.quality.log_loss:.4f} on held-out rows{attempts}"
     )
 
@@ -401,7 +401,7 @@ def gap_text(plan: SchedulingPlan) -> str:
     return f"{_gap_at_most(plan)} for this problem"
 
 
-def speed_text(samples_per_s: float | None) -> str:
+def _speed_text(samples_per_s: float | None) -> str:
     """Return a speed; "-" where too few steps were trained to measure one."""
     return NOT_KNOWN if samples_per_s is None else f"{samples_per_s:,.0f}"
 
