@@ -152,7 +152,8 @@ def _write(client: MlflowClient, notes: Sequence[Mapping[str, Any]], files: Path
         client.log_artifacts(run.mlflow_run_id, str(files))
     ends = [each["end"] for each in notes if "end" in each]
     if ends:
-        status, end_ms = ends[0]
+        # A run that was resumed has ended more than once.
+        status, end_ms = ends[-1]
         client.set_terminated(run.mlflow_run_id, status, end_time=end_ms)
 
 
@@ -213,7 +214,7 @@ def _has_end(notes: Sequence[Mapping[str, Any]]) -> bool:
 
 def _hours_since_end(notes: Sequence[Mapping[str, Any]]) -> float:
     ends_ms = [each["end"][1] for each in notes if "end" in each]
-    return (time.time() - ends_ms[0] / 1_000) / 3_600 if ends_ms else 0.0
+    return (time.time() - ends_ms[-1] / 1_000) / 3_600 if ends_ms else 0.0
 
 
 @contextmanager
