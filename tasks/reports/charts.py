@@ -98,7 +98,7 @@ def pipeline_chart(load: PipelineLoad) -> Chart:
         )
 
     shown = "First batch" if num_batches == 1 else f"First {num_batches} batches"
-    caption = f"{shown} in the pipeline by the plan, {load.num_microbatches} micro-batches"
+    caption = f"{shown} in the pipeline by the plan, {load.num_microbatches} x micro-batch"
     words = f"{len(load.stages)} stages, forward and backward passes; gaps are waits"
     return Chart(caption, words, _svg(draw))
 

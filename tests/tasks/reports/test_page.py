@@ -71,7 +71,7 @@ def test_a_source_that_looks_like_markup_is_shown_and_never_run(html):
 def test_a_page_has_five_charts_three_tables_and_the_facts_of_the_screen(html):
     captions = [caption for caption, *_ in figures_of(html)]
     assert captions[:3] == NIGHT_CAPTIONS
-    pipeline = "First batch in the pipeline by the plan, 1 micro-batches"
+    pipeline = "First batch in the pipeline by the plan, 1 x micro-batch"
     assert captions[3:] == ["Log-loss of the training steps", pipeline]
     outline = Outline(html)
     assert (len(outline.all("svg")), len(outline.all("table"))) == (5, 3)
