@@ -19,10 +19,10 @@ from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
 from tasks.records.champion import champion_before
-from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG
-from tasks.records.mlflow_store import client_of
-from tasks.records.runs import check_not_finished, save_parameters
-from tasks.records.tracking import TrackedRun
+from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG, TrackedRun
+from tasks.records.mlflow_store import answering_client
+from tasks.records.past_runs import check_not_finished
+from tasks.records.run_files import save_parameters
 from tasks.running.progress import log_step
 from tasks.running.run_lifecycle import open_run
 from tasks.running.start import Start, choose_start, fits_night, load_start
@@ -92,7 +92,8 @@ def begin_run(
     if start.reason:
         log_step("start", start.reason)
     if start.model is not None:
-        client_of(workspace).set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
+        with answering_client(workspace) as client:
+            client.set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
     clicks = prepare_data(
         workspace,
         data=asked.data,
