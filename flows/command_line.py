@@ -176,7 +176,7 @@ def add_options(parser: argparse.ArgumentParser, model: type[FlowParameters]) ->
         if kind == "object":
             options["type"] = _json
         parser.add_argument(f"--{name.replace('_', '-')}", **options)
-    for name in REMOVED:
+    for name in (name for name in REMOVED if name not in model.model_fields):
         parser.add_argument(
             f"--{name.replace('_', '-')}",
             action=_Removed,

@@ -83,10 +83,11 @@ class FlowParameters(BaseModel):
             ConfigurationError: A value has another type, or is out of its range, or the parameter was removed.
         """
         for name in values:
+            if name in cls.model_fields:
+                continue
             if name in REMOVED:
                 raise ConfigurationError(f"{name}{place} was removed: {REMOVED[name]}; leave it out")
-            if name not in cls.model_fields:
-                raise UnknownNameError(f"parameter{place}", name, cls.model_fields)
+            raise UnknownNameError(f"parameter{place}", name, cls.model_fields)
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:

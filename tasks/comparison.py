@@ -27,7 +27,6 @@ from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
-from tasks.records.tracking import run_settings
 from tasks.running.progress import log_step
 from tasks.scheduling import make_problem, search_plan
 
@@ -78,15 +77,18 @@ class FoundPlan:
     @property
     def settings(self) -> dict[str, str]:
         """Parameters by which MLflow groups the searches."""
-        problem, plan = self.compared.problem, self.result.plan
-        settings = run_settings(
-            plan.stages,
-            method=self.method,
-            model=self.compared.name,
-            batch_size=problem.batch_size,
-            seed=self.seed,
-        )
-        return {**settings, "conditions": self.compared.conditions, "step_model": str(problem.step_model)}
+        stages = self.result.plan.stages
+        # A problem file may have device types of its own, whose market is not known.
+        return {
+            "method": self.method,
+            "model": self.compared.name,
+            "device_types": " | ".join(stage.device_type for stage in stages),
+            "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
+            "batch_size": str(self.compared.problem.batch_size),
+            "seed": str(self.seed),
+            "conditions": self.compared.conditions,
+            "step_model": str(self.compared.problem.step_model),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
