@@ -25,7 +25,7 @@ _PAGE_COLOURS = {_TEXT: "var(--text)", _FAINT: "var(--line)"}
 
 _BLUE, _ORANGE, _GREEN = "#3b7dd8", "#d97b16", "#2a9d6f"
 
-_MOST_POINTS = 400
+_MOST_POINTS = 80
 """A longer curve is drawn by the means of so many parts."""
 
 _SHOWN_BATCHES = 2
