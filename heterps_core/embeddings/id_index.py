@@ -136,14 +136,6 @@ class IdIndex:
         """Return the tensors by their names in a checkpoint; the first size of each is the rows of the shard."""
         return dict(zip(ID_TENSORS, (self.keys_R, self.sightings_R, self.last_seen_day_R), strict=True))
 
-    def find(self, ids: Tensor) -> Tensor:
-        """Return what `rows` and `rows_seen` can begin with; another thread may insert ids meanwhile.
-
-        Raises:
-            IndexError: An id is not of this shard.
-        """
-        return self._find(ids, tells_unknown=True)
-
     def rows(self, ids: Tensor, found: Tensor | None = None) -> Tensor:
         """Return the row in the shard of each id; the first one of its bucket where it has none of its own.
 
@@ -155,9 +147,9 @@ class IdIndex:
             IndexError: An id is not of this shard.
         """
         if found is None:
-            return self._find(ids, tells_unknown=False)
+            return self.find(ids, tells_unknown=False)
         is_unknown = found == _UNKNOWN
-        found[is_unknown] = self._find(ids[is_unknown], tells_unknown=False)
+        found[is_unknown] = self.find(ids[is_unknown], tells_unknown=False)
         return found
 
     def rows_seen(self, ids: Tensor, changed_R: Tensor, found: Tensor | None = None) -> Tensor:
@@ -167,7 +159,7 @@ class IdIndex:
             changed_R: Bool; True is written for each row that an id is given or comes nearer to.
             found: As of `rows`.
         """
-        rows = self._find(ids, tells_unknown=True) if found is None else found
+        rows = self.find(ids) if found is None else found
         of_all = rows.view(-1).numpy()
         unknown_N = np.flatnonzero(of_all == _UNKNOWN)
         if len(unknown_N):
@@ -211,7 +203,15 @@ class IdIndex:
         has_row_U = (rows_U != NO_ID) & (keys_R[rows_U] & HAS_ROW > 0)
         return np.where(has_row_U, rows_U, self.layout.bucket_rows(ids_U) - self._first_row)
 
-    def _find(self, ids: Tensor, *, tells_unknown: bool) -> Tensor:
+    def find(self, ids: Tensor, *, tells_unknown: bool = True) -> Tensor:
+        """Return what `rows` and `rows_seen` can begin with; another thread may insert ids meanwhile.
+
+        Args:
+            tells_unknown: Ids without a row get a mark, in the place of the first row of their bucket.
+
+        Raises:
+            IndexError: An id is not of this shard.
+        """
         ids = ids.contiguous()
         rows = torch.empty_like(ids)
         kernels = _kernels()

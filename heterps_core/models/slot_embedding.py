@@ -10,10 +10,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
@@ -161,54 +161,39 @@ class SlotEmbedding(nn.Module):
         name: str,
         optimizer: RowOptimizer,
         *,
-        seed: int,
-        group: ProcessGroup | None = None,
         link: SharedMemoryLink | None = None,
-        device: torch.device = CPU,
-        rows_group: ProcessGroup | None = None,
         cold_rows: ColdRowsPlace | None = None,
-        wire_dtype: torch.dtype = torch.float32,
-        day: int = 0,
+        device: torch.device = CPU,
+        **others: Any,
     ) -> ShardedTable:
         """Make the shard of this process.
 
-        With a `link` the replicas share one memory; `group` is None for one process. With a place for cold rows not
-        all rows are in memory. Neither goes with dynamic ids, which are seen on `day`.
+        With a `link` the replicas share one memory. With a place for cold rows not all rows are in memory. Neither
+        goes with dynamic ids. All else is what `ShardedTable` takes.
 
         Raises:
             ConfigurationError: The table would be on a device, and ids are dynamic.
         """
-        if self.ids is not None:
-            if device != CPU:
-                raise ConfigurationError(
-                    f"dynamic ids are for tables in the host's memory, but that of {name} would be on {device}; "
-                    f"place it on a CPU, or leave dynamic_ids out of the schema"
-                )
-            assert link is None
-            assert cold_rows is None
-        table_class: Callable[..., ShardedTable]
-        if cold_rows is not None:
-            table_class = partial(SweptTable, place=cold_rows, wire_dtype=wire_dtype)
-        elif link is None:
-            table_class = partial(
-                ShardedTable,
-                device=device,
-                rows_group=rows_group,
-                wire_dtype=wire_dtype,
-                ids=self.ids,
-                day=day,
+        if self.ids is not None and device != CPU:
+            raise ConfigurationError(
+                f"dynamic ids are for tables in the host's memory, but that of {name} would be on {device}; "
+                f"place it on a CPU, or leave dynamic_ids out of the schema"
             )
-        else:
+        table_class: Callable[..., ShardedTable] = ShardedTable
+        if cold_rows is not None:
+            table_class = partial(SweptTable, place=cold_rows)
+        elif link is not None:
             table_class = partial(SharedMemoryTable, link=link)
         return table_class(
             name=name,
             num_rows=self.num_rows,
             dimension=self.dimension,
             optimizer=optimizer,
-            seed=seed,
             initial_standard_deviation=self.initial_standard_deviation,
-            group=group,
+            device=device,
             bags=self.bags,
+            ids=self.ids,
+            **others,
         )
 
     def row_numbers(self, batch: ClickBatch) -> Tensor:
