@@ -184,7 +184,7 @@ class TrainedParameters(_ModelParameters):
     those that the next batches look up are fetched in time. Empty to hold all in memory. For stages on CPUs."""
 
     embedding_folders: list[str] = Field([])
-    """Folders of a worker for those other rows, one on each disk, each used by its speed. Empty for the run's own
+    """Folders of a worker for those other rows, one on each disk, used in turns. Empty for the run's own
     folder, or with a bucket for the one that TMPDIR names."""
 
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]

@@ -2,22 +2,20 @@
 
 Files have no names: they are scratch, made from initial rows or a checkpoint. So two processes never share one, none
 is taken for that of another model, and a killed process leaves no file. Where the file system can,
-blocks go past the page cache, which would count against the memory of a container. Each of several
-disks has as many blocks as suit its speed, in turns, so that a sweep keeps all of them busy.
+blocks go past the page cache, which would count against the memory of a container. Several disks
+have blocks in turns, so that a sweep keeps all of them busy.
 """
 
 from __future__ import annotations
 
 import fcntl
-import heapq
-import logging
 import mmap
 import os
 import shutil
 import tempfile
-import time
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +23,6 @@ import numpy.typing as npt
 
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.units import BYTES_PER_FLOAT32
-
-logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 4 * 1024**2
 """About what a block of a large shard has: sequential speed of a disk, and small beside the memory of a worker."""
@@ -36,9 +32,6 @@ _MIN_BLOCKS = 64
 
 _ROWS_PER_PAGE = 1024
 """So many records of float32 always fill whole pages of 4 KiB, as reads and writes past the page cache must."""
-
-_TIMED_BLOCKS = 8
-"""Written to each of several disks and read again, to know which share of a sweep it keeps up with."""
 
 
 class ColdRows:
@@ -74,22 +67,14 @@ class ColdRows:
             if sum(rooms) < self.num_blocks:
                 raise OSError("no space is left")
             self._files = [_ScratchFile(folder) for folder in folders]
-            speeds = [1.0]
-            if len(folders) > 1:
-                speeds = [self._blocks_per_s(*each) for each in zip(self._files, rooms, strict=True)]
-            self._places = spread_blocks(self.num_blocks, speeds=speeds, rooms=rooms)
-            for index, (file, speed) in enumerate(zip(self._files, speeds, strict=True)):
-                num_bytes = self.block_bytes * sum(own == index for own, _ in self._places)
+            # Disks take turns, each while it has room.
+            turns = (
+                (disk, turn) for turn in range(max(rooms)) for disk, room in enumerate(rooms) if turn < room
+            )
+            self._places = list(islice(turns, self.num_blocks))
+            for index, file in enumerate(self._files):
                 # What is reserved now cannot be missing in the middle of a sweep.
-                file.resize(num_bytes)
-                if len(folders) > 1:
-                    logger.info(
-                        "%s has %.2f GB of %s, and was written and read at %.0f MB/s",
-                        file.folder,
-                        num_bytes / 1e9,
-                        what,
-                        2 * speed * self.block_bytes / 1e6,
-                    )
+                file.resize(self.block_bytes * sum(own == index for own, _ in self._places))
         except OSError as error:
             places = " and ".join(
                 f"{folder} has {free:,} free" for folder, free in zip(folders, free_bytes, strict=True)
@@ -133,14 +118,6 @@ class ColdRows:
                 f"{file.folder} could not be {verb}: {error}; check that disk, and resume the run"
             ) from error
 
-    def _blocks_per_s(self, file: _ScratchFile, room: int) -> float:
-        buffer, num_timed = self.new_buffer(), min(_TIMED_BLOCKS, room)
-        started_s = time.perf_counter()
-        for call in (os.pwritev, os.preadv):
-            for block in range(num_timed):
-                file.transfer(call, block * self.block_bytes, buffer)
-        return num_timed / (time.perf_counter() - started_s)
-
 
 Transfer = Callable[[int, list[memoryview], int], int]
 """`os.preadv` or `os.pwritev`."""
@@ -169,35 +146,6 @@ class _ScratchFile:
             done += count
         if not self._is_direct:
             os.posix_fadvise(self._file, start, buffer.nbytes, os.POSIX_FADV_DONTNEED)
-
-
-def spread_blocks(num_blocks: int, *, speeds: Sequence[float], rooms: Sequence[int]) -> list[tuple[int, int]]:
-    """Return of each block on which disk it lies, and as which block there.
-
-    Each goes where it is read and written first if all disks work at once.
-
-    Args:
-        num_blocks: At most the sum of `rooms`.
-        speeds: Of each disk, in blocks per second.
-        rooms: Blocks that each has room for.
-
-    Example:
-        >>> spread_blocks(5, speeds=[2.0, 1.0], rooms=[9, 9])
-        [(0, 0), (0, 1), (1, 0), (0, 2), (0, 3)]
-        >>> spread_blocks(5, speeds=[2.0, 1.0], rooms=[1, 9])
-        [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]
-    """
-    places: list[tuple[int, int]] = []
-    following = [
-        (1 / speed, disk, 0) for disk, (speed, room) in enumerate(zip(speeds, rooms, strict=True)) if room
-    ]
-    heapq.heapify(following)
-    while len(places) < num_blocks:
-        _, disk, position = heapq.heappop(following)
-        places.append((disk, position))
-        if position + 1 < rooms[disk]:
-            heapq.heappush(following, ((position + 2) / speeds[disk], disk, position + 1))
-    return places
 
 
 def rows_per_block(num_rows: int, width: int) -> int:

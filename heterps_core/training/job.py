@@ -175,8 +175,8 @@ class TrainingConfig:
     the rows of the next batches are fetched in time. None holds all rows in memory."""
 
     embedding_folders: tuple[str, ...] = ()
-    """Where a worker keeps the rows that are not in memory, a folder on each of its disks, which has as many as suit
-    its speed. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
+    """Where a worker keeps the rows that are not in memory, a folder on each of its disks, which have rows in
+    turns. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
 
     day_number: int = 0
     """The day that is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one
