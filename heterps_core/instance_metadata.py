@@ -12,8 +12,6 @@ import socket
 import struct
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
-from typing import Literal
 
 from heterps_core.errors import ConfigurationError
 
@@ -43,17 +41,6 @@ def is_in_the_cloud() -> bool:
     return True
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeavingNotice:
-    """The cloud says that it will, or may, take the machine back."""
-
-    kind: Literal["spot interruption", "rebalance recommendation"]
-    """An interruption comes two minutes after its notice; a recommendation tells of a raised risk."""
-
-    at: str
-    """ISO 8601 time: when the machine ends, or when the recommendation was made."""
-
-
 class InstanceMetadata:
     """Asks the metadata service."""
 
@@ -78,19 +65,14 @@ class InstanceMetadata:
         assert found is not None
         return found
 
-    def leaving_notice(self) -> LeavingNotice | None:
-        """Return the gravest notice that there is, or None.
+    def interrupted_at(self) -> str | None:
+        """Return when the machine will be taken back, ISO 8601, two minutes after its notice; None without one.
 
         Raises:
             OSError: The service did not answer.
         """
         action = self._get("spot/instance-action")
-        if action is not None:
-            return LeavingNotice(kind="spot interruption", at=json.loads(action)["time"])
-        advice = self._get("events/recommendations/rebalance")
-        if advice is not None:
-            return LeavingNotice(kind="rebalance recommendation", at=json.loads(advice)["noticeTime"])
-        return None
+        return None if action is None else str(json.loads(action)["time"])
 
     def _get(self, name: str) -> str | None:
         """Return a value as text, or None where the service has none."""

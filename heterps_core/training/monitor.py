@@ -106,7 +106,8 @@ def follow_training(
     does not is lost: after a moment where another misses its workers, or only it has reported nothing; else where it
     has given no sign of life for `SILENCE_LIMIT_S`, and all others have ended or nothing is trained yet, as they
     wait for it. What is lost after the result is not missed. What is said of a loss or failure names the stage,
-    replica, node and last step."""
+    replica, node and last step.
+    """
     memory = MemoryWatch()
     pulse = Pulse(first_limit_s=SILENCE_LIMIT_S if run.is_local else BOOT_LIMIT_S)
     reported: Progress | None = None

@@ -5,7 +5,6 @@ from heterps_core.instance_metadata import ENDPOINT_VARIABLE, InstanceMetadata
 from tests.metadata_server import metadata_server
 
 INTERRUPTION = '{"action": "terminate", "time": "2026-11-21T04:02:00Z"}'
-RECOMMENDATION = '{"noticeTime": "2026-11-21T03:40:00Z"}'
 
 
 def test_a_machine_learns_its_id_with_a_token(monkeypatch):
@@ -20,29 +19,11 @@ def test_without_the_service_the_error_says_what_is_missing():
         InstanceMetadata("http://127.0.0.1:9").instance_id()
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "at"),
-    [
-        ({"spot/instance-action": INTERRUPTION}, "spot interruption", "2026-11-21T04:02:00Z"),
-        (
-            {"events/recommendations/rebalance": RECOMMENDATION},
-            "rebalance recommendation",
-            "2026-11-21T03:40:00Z",
-        ),
-        (
-            {"events/recommendations/rebalance": RECOMMENDATION, "spot/instance-action": INTERRUPTION},
-            "spot interruption",
-            "2026-11-21T04:02:00Z",
-        ),
-    ],
-)
-def test_the_gravest_notice_is_told(values, kind, at):
-    with metadata_server(values) as address:
-        notice = InstanceMetadata(address).leaving_notice()
-
-    assert (notice.kind, notice.at) == (kind, at)
+def test_a_notice_says_when_the_machine_ends():
+    with metadata_server({"spot/instance-action": INTERRUPTION}) as address:
+        assert InstanceMetadata(address).interrupted_at() == "2026-11-21T04:02:00Z"
 
 
 def test_no_notice_is_none():
     with metadata_server({}) as address:
-        assert InstanceMetadata(address).leaving_notice() is None
+        assert InstanceMetadata(address).interrupted_at() is None

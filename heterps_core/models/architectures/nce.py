@@ -5,7 +5,8 @@ for each word that is distinguished from noise. Here a slot's value is a word; t
 context, averaged as in CBOW (Mikolov et al. 2013), and the others are its words. A row with a click is a true pair.
 Rows without one stand for drawn noise, whose rate k and distribution are not known: log(k P_n), which the logit of
 noise-contrastive estimation subtracts (Gutmann and Hyvaerinen 2010), is therefore learned, as one number. Dense
-features are no words and are left out."""
+features are no words and are left out.
+"""
 
 from __future__ import annotations
 

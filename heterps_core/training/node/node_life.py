@@ -2,11 +2,12 @@
 
 A spot instance gets a notice two minutes before it ends: time enough to ask all workers for a checkpoint and an end;
 else the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and
-goes on with other machines. A rebalance recommendation is only written down: most machines that get one live on.
+goes on with other machines.
 
 It needs to know where the run directory is, and which node of the cluster this is: by a variable, or by the id of
 the machine that it runs on, as the machines of a fleet get the same variables and learn their names from
-cluster.json."""
+cluster.json.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
-from heterps_core.instance_metadata import InstanceMetadata, LeavingNotice
+from heterps_core.instance_metadata import InstanceMetadata
 from heterps_core.training.node import (
     BUCKET_HEARTBEAT_INTERVAL_S,
     DRY_RUN_VARIABLE,
@@ -191,19 +191,18 @@ def watch_notices(
 ) -> Iterator[None]:
     """Ask for the cloud's notices while the block runs, and pass them on."""
     service = metadata or InstanceMetadata()
-    noted: LeavingNotice | None = None
+    noted: str | None = None
 
     def look() -> None:
         nonlocal noted
         try:
-            notice = service.leaving_notice()
-            if notice is None or notice == noted:
+            at = service.interrupted_at()
+            if at is None or at == noted:
                 return
-            noted = notice
-            logger.warning("node %s: %s, %s", node_id, notice.kind, notice.at)
-            run.write_json(node_key(node_id, LEAVING), {**asdict(notice), "noticed_at_s": time.time()})
-            if notice.kind == "spot interruption":
-                run.request_stop()
+            noted = at
+            logger.warning("node %s: spot interruption, %s", node_id, at)
+            run.write_json(node_key(node_id, LEAVING), {"at": at, "noticed_at_s": time.time()})
+            run.request_stop()
         except (OSError, ValueError, KeyError) as problem:
             logger.warning("the cloud's notices could not be read, trying again: %s", problem)
 
@@ -216,7 +215,7 @@ def leaving_nodes(run: RunDirectory) -> dict[str, str]:
     found = {}
     for node_id in run.names(NODES):
         notice = run.read_json(node_key(node_id, LEAVING))
-        if notice is not None and notice["kind"] == "spot interruption":
+        if notice is not None:
             found[node_id] = notice["at"]
     return found
 

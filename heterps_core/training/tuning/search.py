@@ -3,7 +3,8 @@
 Each trial trains on the earlier training rows and is judged on the latest fifth of them, so held-out rows stay
 unseen. Optuna proposes (TPE: Bergstra et al. 2011, "Algorithms for Hyper-Parameter Optimization"), and trials that
 are worse than others of the same age are ended (Hyperband: Li et al. 2018, "Hyperband: A Novel Bandit-Based Approach
-to Hyperparameter Optimization"). The first trial of each model has its default parameters."""
+to Hyperparameter Optimization"). The first trial of each model has its default parameters.
+"""
 
 from __future__ import annotations
 

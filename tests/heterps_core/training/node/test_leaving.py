@@ -9,7 +9,6 @@ from tests.metadata_server import metadata_server
 from tests.waiting import wait_for
 
 INTERRUPTION = '{"action": "terminate", "time": "2026-11-21T04:02:00Z"}'
-RECOMMENDATION = '{"noticeTime": "2026-11-21T03:40:00Z"}'
 
 
 def watched(run, address):
@@ -25,19 +24,6 @@ def test_an_interruption_is_written_down_and_asks_for_a_checkpoint_and_an_end(tm
         wait_for(lambda: run.exists(STOP))
 
     assert leaving_nodes(run) == {"stage0-node3": "2026-11-21T04:02:00Z"}
-
-
-def test_a_recommendation_is_written_down_and_stops_nothing(tmp_path):
-    run = RunDirectory(str(tmp_path))
-    with (
-        metadata_server({"events/recommendations/rebalance": RECOMMENDATION}) as address,
-        watched(run, address),
-    ):
-        wait_for(lambda: run.exists("nodes/stage0-node3/leaving.json"))
-        time.sleep(0.1)
-
-    assert not run.exists(STOP)
-    assert leaving_nodes(run) == {}
 
 
 def test_a_service_that_does_not_answer_is_asked_again(tmp_path):
