@@ -42,7 +42,7 @@ STAGE_COLUMNS = {
     "": "",
 }
 _LEAST_SHOWN_USD = 5e-7
-"""Of a line of the bill, which is printed with six decimals."""
+"""Least cost of a printed line of the bill, which has six decimals."""
 
 EXPLAIN_CHOICES = ("none", "short", "full")
 
@@ -153,7 +153,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[st
 
 
 def _load_problem(path: Path, *, leave_out: Sequence[str]) -> SchedulingProblem:
-    """Read a problem; what is wrong with a field is told with the file's name."""
+    """Read a problem; errors of fields name the file."""
     from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
     problem = SchedulingProblem.load(path)

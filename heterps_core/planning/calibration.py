@@ -15,7 +15,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 MOST_RUNS = 20
-"""Of the newest runs: machines and software change."""
+"""Only the newest runs count, as machines and software change."""
 
 LEAST_RUNS = 3
 """With three, one disturbed run does not move the median."""
@@ -51,7 +51,7 @@ class RunSpeed(JsonDocument):
 
     correction_factor: Positive
     measured_step_seconds: Positive
-    """Of the median step."""
+    """Time of the median step."""
 
     stages: tuple[StageSpeed, ...]
 

@@ -43,7 +43,7 @@ class TableDisk:
     """Read or written, of the whole disk."""
 
     usd_per_hour: float
-    """Of one instance, for both."""
+    """Price of both, for one instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ class InstanceGroup:
     """Units of the device type that one instance carries, at least 1."""
 
     alternatives: tuple[InstanceOffer, ...] = ()
-    """Other offers that do the same work, cheapest first: to be tried where `offer` cannot be had."""
+    """Other offers that do the same work, cheapest first: to be tried where `offer` is not available."""
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.units_per_instance < 1:
@@ -74,7 +74,7 @@ class InstanceGroup:
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of all instances of the group."""
+        """Price of all instances of the group."""
         return self.count * self.offer.price_usd_per_hour
 
     @property
@@ -99,7 +99,7 @@ class NodeRequest:
     """Other offers that may be launched in place of `offer`, cheapest first."""
 
     disk_usd_per_hour: float = 0.0
-    """Of its room for rows of tables, besides the offer's price."""
+    """Price of its room for rows of tables, besides the offer's."""
 
     def with_offer(self, offer: InstanceOffer) -> NodeRequest:
         """Return the request for the offer that was really had, whose price is the one to freeze.
@@ -134,10 +134,10 @@ class ProvisioningPlan(JsonDocument):
     """What it adds that the machine of the rendezvous store is bought on-demand in a plan that is all on spot."""
 
     table_disk: TableDisk | None = None
-    """Of every instance; None where all rows are in memory."""
+    """The disk of every instance; None where all rows are in memory."""
 
     node_ids: tuple[str, ...] = ()
-    """Of its machines in order, where they take the places of lost ones; by default by stage and number."""
+    """Names of its machines in order, where they take the places of lost ones; by default by stage and number."""
 
     def __post_init__(self) -> None:
         unknown = {group.stage for group in self.groups} - set(range(len(self.replicas)))
@@ -160,7 +160,7 @@ class ProvisioningPlan(JsonDocument):
 
     @property
     def price_usd_per_hour(self) -> float:
-        """Of all instances: what the provider bills."""
+        """Price of all instances: what the provider bills."""
         return sum(group.price_usd_per_hour for group in self.groups)
 
     @property
@@ -253,5 +253,5 @@ class ProvisioningPlan(JsonDocument):
 
     @property
     def disk_usd_per_hour(self) -> float:
-        """Of one instance's room for rows of tables."""
+        """Price of one instance's room for rows of tables."""
         return 0.0 if self.table_disk is None else self.table_disk.usd_per_hour

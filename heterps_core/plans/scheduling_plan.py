@@ -58,7 +58,7 @@ class SchedulingPlan(JsonDocument):
     """Predicted by the cost model."""
 
     price_usd_per_hour: float
-    """Of all units of the plan together."""
+    """Price of all units of the plan together."""
 
     cost_usd: float
     """Predicted for all epochs."""
@@ -79,7 +79,7 @@ class SchedulingPlan(JsonDocument):
 
     @property
     def usd_per_million_samples(self) -> float:
-        """Of its machines while they train, without start-up and what else a run is charged."""
+        """Price of its machines while they train, without start-up and what else a run is charged."""
         return (
             self.price_usd_per_hour / SECONDS_PER_HOUR / self.throughput_samples_per_s * SAMPLES_PER_MILLION
         )
@@ -109,7 +109,7 @@ def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, .
     """Return the same stages with replicas in the proportions of a plan, as many as this machine can run at once.
 
     Every stage keeps at least one replica, also where there are more stages than cores. The cores left over go one
-    by one to the stage that is furthest behind its share: the one with the largest num_replicas / (replicas in the
+    by one to the stage that is furthest below its share: the one with the largest num_replicas / (replicas in the
     dry run + 1), the first of equals; no stage gets more than it has in the plan.
 
     Example:
@@ -119,9 +119,9 @@ def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, .
     """
     replicas = [1] * len(stages)
     for _ in range(min(num_cores, sum(stage.num_replicas for stage in stages)) - len(stages)):
-        behind = [
+        shares = [
             stage.num_replicas / (given + 1) if given < stage.num_replicas else 0.0
             for stage, given in zip(stages, replicas, strict=True)
         ]
-        replicas[behind.index(max(behind))] += 1
+        replicas[shares.index(max(shares))] += 1
     return tuple(replace(stage, num_replicas=count) for stage, count in zip(stages, replicas, strict=True))

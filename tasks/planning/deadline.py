@@ -32,7 +32,7 @@ RECORDING_SECONDS = 120.0
 AFTER_TRAINING_SECONDS = TEARDOWN_SECONDS + RECORDING_SECONDS
 
 INTERRUPTION_SECONDS = CHECKPOINT_INTERVAL_SECONDS + RESTART_SECONDS + PLANNING_SECONDS
-"""That one interruption takes at most: what was trained since the checkpoint, the next plan, the next start."""
+"""Most seconds that one interruption takes: what was trained since the checkpoint, the next plan, the next start."""
 
 _TIME_OF_DAY = re.compile(r"\d{2}:\d{2}")
 _MINUTE = timedelta(minutes=1)
@@ -51,7 +51,7 @@ class Deadline:
     asked_at: datetime
 
     num_samples: float
-    """That are left to train, of all epochs."""
+    """Samples that are left to train, of all epochs."""
 
     training_seconds: float
     """In which they must be trained."""
@@ -176,7 +176,7 @@ def floor_with(deadline: Deadline | None, floor_samples_per_s: float) -> float:
 
 
 def floor_text(deadline: Deadline | None, floor_samples_per_s: float, *, planned_with: float = 0.0) -> str:
-    """Say where the floor of a plan comes from, to stand behind its summary; nothing where there is no deadline.
+    """Say where the floor of a plan comes from, to follow its summary; nothing where there is no deadline.
 
     Args:
         planned_with: The floor of the plan, where it is raised for machines on spot.

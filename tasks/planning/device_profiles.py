@@ -91,7 +91,7 @@ def rented_for_measuring(
 
     Raises:
         BudgetExceededError: A cap is exceeded; nothing was launched.
-        ProvisioningError: Another run has machines alive, or machines could not be had, or could not be ended.
+        ProvisioningError: Another run has machines alive, or machines were not available, or could not be ended.
     """
     price_usd_per_hour = get_provider(provider).billed_usd_per_hour(plan)
     most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
@@ -144,7 +144,7 @@ class MeasuredDevices:
 
     @property
     def cost_usd(self) -> float:
-        """Of all machines, those that failed too."""
+        """Cost of all machines, those that failed too."""
         return sum(bill.total_usd for bill in self.bills)
 
 
@@ -174,7 +174,7 @@ def with_costs(
 
 
 def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: MeasuredDevices) -> list[str]:
-    """Keep what was measured on rented machines, and return a line for each; dry runs are only told."""
+    """Keep what was measured on rented machines, and return a line for each; dry runs are only reported."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     lines = []
     for measured in devices.profiles:

@@ -41,7 +41,7 @@ RESTART_SECONDS = STARTUP_SECONDS + 10.0
 and share out the checkpoint."""
 
 KEPT_WHOLE_CHECKPOINTS = 3
-"""Two with whole rows of their own, and behind each what changed: up to half as much again."""
+"""Two with whole rows of their own, and after each what changed: up to half as much again."""
 
 HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
@@ -77,7 +77,7 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_us
 
 
 def pause_share(evaluated_share: float) -> float:
-    """Return what checkpoints and the evaluation behind the last step add to the time of all steps, as a share.
+    """Return what checkpoints and the evaluation after the last step add to the time of all steps, as a share.
 
     Args:
         evaluated_share: Rows that are evaluated over those that are trained in all epochs; they pass forward only.

@@ -45,7 +45,7 @@ class MeasuredMethod:
     """The best of each search."""
 
     step_seconds: tuple[float, ...]
-    """Of these cuts, each run once more: the best of many noisy measurements is too good to be true."""
+    """Step times of these cuts, each run once more: the best of many noisy measurements is too good to be true."""
 
     @property
     def typical(self) -> int:

@@ -29,7 +29,7 @@ from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB
 from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, table_disk_usd_per_hour
 
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-"""Of a table's rows in memory, of which a plan takes one for each stage."""
+"""Shares of a table's rows in memory, of which a plan takes one for each stage."""
 
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
@@ -39,11 +39,11 @@ SWEEP_SECONDS_PER_BYTE = 1.75e-8
 batches until their rows are there; 1.35e-8 to 1.74e-8 on idle cores of two machines (docs/log/2026-11.md)."""
 
 FREE_MEMORY_SHARE = 0.05
-"""Of a unit's memory, besides what is reserved: a sweep fills what it is given, and a machine has some hundredths
-less than it is sold with. A worker was seen to take 40 MB more than was counted."""
+"""Free share of a unit's memory, besides what is reserved: a sweep fills what it is given, and a machine has some
+hundredths less than it is sold with. A worker was seen to take 40 MB more than was counted."""
 
 FREE_SHARE = 0.02
-"""Of a disk, for its file system."""
+"""Free share of a disk, for its file system."""
 
 
 class ReplicaDisk(NamedTuple):

@@ -15,7 +15,7 @@ NARROW_BYTES_PER_S = 10e9 / 8 * PAYLOAD_SHARE
 """10 Gbit/s, of which tensors get a share: faster links carry float32 beside what workers compute."""
 
 LEAST_SAVING = 0.01
-"""Of a plan's cost: what rounding to bfloat16 must save at least."""
+"""Least share of a plan's cost that rounding to bfloat16 must save."""
 
 Search = Callable[[str], tuple[SchedulingProblem, Searches]]
 
@@ -46,7 +46,7 @@ def search_with_wire_dtype(asked: str | None, search: Search) -> tuple[str, Sche
     is_taken = rounded_usd <= (1 - LEAST_SAVING) * cost_usd
     log_step(
         "wire format",
-        f"{HALF if is_taken else FULL}: behind a link of {link * 8 / 1e9:.3g} Gbit/s the plan costs "
+        f"{HALF if is_taken else FULL}: with a link of {link * 8 / 1e9:.3g} Gbit/s the plan costs "
         f"{cost_usd:.4g} USD in {FULL} and {rounded_usd:.4g} in {HALF}",
     )
     return (HALF, rounded_problem, rounded) if is_taken else (FULL, problem, searches)

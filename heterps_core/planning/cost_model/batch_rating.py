@@ -1,7 +1,7 @@
 """Approximate cost of many plans at once, by looking stages up in a table over a grid of stage times.
 
 A search rates hundreds of thousands of plans; most are far from the best and need no exact replica counts. On
-the grid a plan's cost is the least over the grid's stage times, so it is a cost that really can be had, and
+the grid a plan's cost is the least over the grid's stage times, so it is a cost that some replica counts reach, and
 at most one grid step above the plan's best.
 
 Shape legend: G = runs of layers, T = device types, J = stage times of the grid, P = plans, L = layers,
@@ -113,7 +113,7 @@ class GridRater:
         num_points = int(np.clip(_TABLE_BYTES // (12 * num_rows), _FEWEST_POINTS, _MOST_POINTS))
         within = np.geomspace(min(low_seconds, limit_seconds), limit_seconds, num_points)
         within[-1] = limit_seconds
-        # Closest just beyond the limit: a search that misses it a little is told whether it comes nearer.
+        # Closest just beyond the limit: a search that misses it a little learns whether it comes nearer.
         shares = (np.arange(1, _EXTRA_POINTS + 1) / _EXTRA_POINTS) ** 2
         beyond = limit_seconds * (max(high_seconds, limit_seconds) / limit_seconds) ** shares
         self.table = table

@@ -43,7 +43,7 @@ from heterps_core.planning.cost_model.step_model import StageSeconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 ROW_BYTES = 68
-"""Of a row of 16 numbers with an accumulator."""
+"""Bytes of a row of 16 numbers with an accumulator."""
 
 SLOT_FACTOR = 1 + 3 / PARTS_OF_MEMORY + INDEX_BYTES_PER_SLOT / ROW_BYTES
 """f."""

@@ -39,7 +39,7 @@ class StageEvaluation:
     """In-stage and across both boundaries, for one training batch."""
 
     exchange_seconds: float
-    """Of these, those in which a worker cannot compute; 0 in the papers' model of a step."""
+    """The part of it in which a worker cannot compute; 0 in the papers' model of a step."""
 
     memory_bytes: float
     """State on one replica; with a sweep what of it memory holds, windows included."""
@@ -49,7 +49,7 @@ class StageEvaluation:
     """None where memory holds all rows, or where disks do not help either."""
 
     fewest_replicas: float = 1.0
-    """That memory and disks hold the stage with; infinite where none do."""
+    """Least replicas whose memory and disks hold the stage; infinite where none do."""
 
     @property
     def seconds(self) -> float:
@@ -98,7 +98,7 @@ class PlanEvaluation:
     """Expected of all units together; each stops the whole plan."""
 
     num_microbatches: int
-    """Of the trainer's step; 1 in the papers' model, which has none."""
+    """Micro-batches of the trainer's step; 1 in the papers' model, which has none."""
 
     cost_lines: tuple[CostLine, ...]
     """What the run is charged for, a line for each cost; those that are switched off are 0."""

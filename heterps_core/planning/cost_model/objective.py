@@ -49,7 +49,7 @@ class Objective:
     """rho."""
 
     interruptions_per_hour: Floats
-    """Of one unit of each device type, all 0 where interruptions cost nothing; shape (T,)."""
+    """Interruptions of one unit of each device type, all 0 where interruptions cost nothing; shape (T,)."""
 
     transfer_products: Floats | None
     """w where the boundary before a layer lies between two types, shape (L, T, T): [layer, type before, type

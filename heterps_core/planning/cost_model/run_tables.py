@@ -32,8 +32,8 @@ from heterps_core.planning.problem.scheduling_problem import (
 from heterps_core.plans.scheduling_plan import Stage
 
 LEAST_USD_PER_HOUR = 1 / NANO_USD_PER_USD
-"""Of a unit in tables: where machines cost nothing, a search still takes few of them for a short time. Prices are
-told apart by so much, and what is reported has the price itself."""
+"""Least price of a unit in tables: where machines cost nothing, a search still takes few of them for a short time.
+Reports have the true price."""
 
 
 def segment_table(problem: SchedulingProblem, *, num_microbatches: int = 1) -> StageTable:

@@ -35,14 +35,14 @@ class StageTable:
     """Least replicas whose memory holds the stage; infinite where none does."""
 
     sweep: SweepTerms | None = None
-    """Of fewer replicas, which keep rows of tables on disk; None where no device type has one."""
+    """How fewer replicas keep rows of tables on disk; None where no device type has a disk."""
 
     compute_parallel_fraction: Floats
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
     max_units: Floats
     interruptions_per_hour: Floats
-    """Of one unit; 0 where interruptions cost nothing."""
+    """Interruptions of one unit; 0 where they cost nothing."""
 
     type_indices: Ints
     single_communication_seconds: Floats | None = None

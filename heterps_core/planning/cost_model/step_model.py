@@ -22,7 +22,7 @@ problem says that a single replica communicates. Replicas have whole rows of a m
 them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A pipeline of S stages does not wait for itself where each stage is `WARMUP_PER_STAGE` micro-batches ahead of the one
-behind it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
+after it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
 divisor of B that is enough. Over 100 drawn plans of 1 to 5 stages the simulated step is 0.02 % longer in one of ten
 and 0.5 % in the worst (docs/LOG.md).
 """

@@ -68,7 +68,7 @@ class PriceOfThroughput:
     """Empty where no plan reaches the floor."""
 
     highest_samples_per_s: float | None
-    """Of all plans within memory and caps; only known where the floor is out of reach."""
+    """Highest throughput of all plans within memory and caps; only known where the floor is out of reach."""
 
 
 def next_price_flip(problem: SchedulingProblem, stages: Sequence[Stage]) -> PriceFlip | None:

@@ -20,7 +20,7 @@ from heterps_core.text_table import WIDTH, labelled_lines, usd_text
 from heterps_core.units import ratio
 
 LEAST_SPEED_RATIO = 1.5
-"""Of two units; less is no reason for a choice."""
+"""Least ratio of the speeds of two units that is a reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
 

@@ -62,7 +62,7 @@ class ExtraCosts(JsonDocument):
     """Checkpoints, data and whatever else is kept while the run lasts."""
 
     transfer_usd_per_gb: NotNegative = 0.0
-    """Of 1e9 bytes that cross between two zones, both sides' charges together."""
+    """Price of 1e9 bytes that cross between two zones, both sides' charges together."""
 
     checkpoint_seconds: NotNegative = 0.0
     """delta: how long training pauses for one checkpoint."""

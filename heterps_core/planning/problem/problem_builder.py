@@ -23,7 +23,7 @@ from heterps_core.planning.problem.scheduling_problem import (
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming
 
 ROUND_TRIP_MESSAGES = 4
-"""Of an embedding for one batch: counts, row indices and rows on the way forward, gradients on the way back."""
+"""Messages of an embedding for one batch: counts, row indices and rows on the way forward, gradients back."""
 
 _EXCHANGED_BYTES = {"float32": 8 + 2 * 64, "bfloat16": 8 + 2 * 32}
 """By the name of a wire dtype, for a row of 16 numbers: its index, the row and its gradient."""
@@ -159,7 +159,7 @@ def build_problem(
 
 
 def crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
-    """Return the bytes that cross a boundary behind a layer; a graph has them in float32."""
+    """Return the bytes that cross a boundary after a layer; a graph has them in float32."""
     return layer.output_bytes_per_sample // (1 if wire_dtype == "float32" else 2)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heterps_core.models.model_graph import Layer
 
 ZIPF_EXPONENT = 1.05
-"""Of the use of rows by rank, s: the i-th most used is looked up in proportion to 1 / i^s. Assumed."""
+"""s, the exponent of Zipf's law: the i-th most used row is looked up in proportion to 1 / i^s. Assumed."""
 
 
 def cold_share(num_rows: float, hot_share: float) -> float:

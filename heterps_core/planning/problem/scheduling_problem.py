@@ -75,10 +75,10 @@ class LayerCosts(JsonDocument):
 
     compute_relative_spread: Mapping[str, NotNegative] = field(default_factory=dict)
     """Device type -> how far `compute_seconds` may be off, as a share of it (from the profile's repetitions, or
-    the error of an estimate). Robust plans and the range of a plan's cost depend on it. Missing: 0."""
+    the error of an estimate). Shown with a plan. Missing: 0."""
 
     cold_bytes_per_sample: tuple[NotNegative, ...] = ()
-    """Of a sharded layer whose rows may lie on disk: bytes of rows, with their optimizer state, that a sample looks
+    """For a sharded layer whose rows may lie on disk, bytes of rows, with their optimizer state, that a sample looks
     up and that are not among the most used ones, for each of the problem's `hot_shares`. Empty: all stays in memory.
     """
 
@@ -90,7 +90,7 @@ class UnitType(JsonDocument):
     json_form = JsonForm(omits_defaults=True)
 
     price_usd_per_hour: NotNegative
-    """Of one unit at its cheapest: where `instances` are given, of the size with the least price per unit; 0 for
+    """Least price of one unit: where `instances` are given, of the size with the least price per unit; 0 for
     machines that are owned or reserved."""
 
     max_units: Annotated[int, count(MAX_UNITS)]
@@ -113,7 +113,7 @@ class UnitType(JsonDocument):
     on_demand_instances: (
         Annotated[tuple[InstanceSize, ...], sized(0, MAX_INSTANCE_SIZES, "on-demand instances")] | None
     ) = None
-    """Of units on spot: the sizes in which one machine may be bought on-demand, as a plan needs one that the cloud
+    """For units on spot, the sizes in which one machine may be bought on-demand, as a plan needs one that the cloud
     does not take back. None: the units are on-demand themselves."""
 
     zone: str = ""
@@ -135,7 +135,7 @@ class UnitType(JsonDocument):
     """What a worker computes for each byte of rows that it looks up from disk."""
 
     reserved_bytes: NotNegative = 0.0
-    """Of `memory_bytes`, what a worker takes before any table or weight (`reserved_bytes`)."""
+    """The part of `memory_bytes` that a worker takes before any table or weight (`reserved_bytes`)."""
 
     @property
     def usable_bytes(self) -> float:
@@ -185,7 +185,7 @@ class SchedulingProblem(JsonDocument):
     """By the trainer's step: updates are not delayed, so a pipeline fills and drains in each step."""
 
     pause_share: NotNegative = 0.0
-    """What checkpoints and the evaluation behind the last step add to the time of all steps, as a share of it."""
+    """What checkpoints and the evaluation after the last step add to the time of all steps, as a share of it."""
 
     hot_shares: Annotated[tuple[Fraction, ...], sized(0, MAX_HOT_SHARES, "hot shares")] = ()
     """Shares of a table's rows that a stage may keep in memory where it does not hold them all; see

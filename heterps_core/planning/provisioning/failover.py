@@ -1,6 +1,6 @@
 """Where a launch turns when it fails: the order of attempts, as plain logic.
 
-Trying the same dry pool again and again costs a night. Within one attempt a group may be had as any of its
+Trying the same dry pool again and again costs a night. Within one attempt a group may be launched as any of its
 alternatives; after it comes the next zone; after the zones the same plan on-demand, where nothing is lost again.
 """
 

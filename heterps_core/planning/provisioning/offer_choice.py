@@ -27,7 +27,7 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 
 USUAL_UNITS = 8
-"""Of a stage, for figures that depend on the sizes of instances."""
+"""Assumed units of a stage, for figures that depend on the sizes of instances."""
 
 MAX_DEARER = 0.5
 """An alternative may cost at most half as much again: beyond that another plan is likely cheaper."""
@@ -174,7 +174,7 @@ def instances_by_zone(
 def equal_offers(
     offer: InstanceOffer, offers: Iterable[InstanceOffer], *, device_type: str, units: int
 ) -> tuple[InstanceOffer, ...]:
-    """Return the offers that may stand in for another one where that cannot be had, the cheapest first.
+    """Return the offers that may stand in for another one that is not available, the cheapest first.
 
     The same number of units with the same processor or card, sold in the same place and market, with no less memory
     and no less network, at no more than `1 + MAX_DEARER` times the price: the plan stays as it is.

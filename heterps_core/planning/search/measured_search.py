@@ -1,7 +1,7 @@
 """A search driven by measured step times instead of the cost model.
 
 The schedulers that propose plans and learn from ratings do not ask where ratings come from. Here each plan is run
-on the engine, its step time becomes the bill of a run on these devices, and the bill is what the scheduler is told.
+on the engine, its step time becomes the bill of a run on these devices, and the scheduler learns from the bill.
 A measurement takes seconds: none is spent on a plan that is known to fail, and plans that need no search come first.
 """
 
@@ -70,7 +70,7 @@ class MeasuredSearch:
     """Plans that the scheduler drew, repeated and refused ones included."""
 
     num_refused: int
-    """Of these, plans beyond a known limit, which were not run."""
+    """Plans among them beyond a known limit, which were not run."""
 
     search_seconds: float
 
@@ -100,7 +100,7 @@ def search_by_measuring(
         penalty_seconds: Stands for the step time of a plan that fails or is refused; above that of any plan worth
             having.
         runs_as: Which plans are the same, and which are refused; every plan is itself by default.
-        first_plans: Measured before the scheduler is asked, as they need no search; it is not told of them.
+        first_plans: Measured before the scheduler is asked, as they need no search; it does not learn of them.
 
     Raises:
         ConfigurationError: The budget is below 1.

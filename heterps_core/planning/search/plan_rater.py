@@ -34,7 +34,7 @@ _EXACT_BATCH = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratings:
-    """What a search is told about P plans; all arrays have shape (P,)."""
+    """The ratings of P plans; all arrays have shape (P,)."""
 
     cost_usd: Floats
     """At the least replica counts; where a constraint is missed, the cost at the nearest stage time within

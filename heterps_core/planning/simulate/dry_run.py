@@ -34,7 +34,7 @@ class DryRunPrediction:
     never wait for one another."""
 
     step_seconds: float
-    """Of a training step on this machine, with what the cost model leaves out; see `predict_dry_run`."""
+    """Time of a training step on this machine, with what the cost model leaves out; see `predict_dry_run`."""
 
 
 def predict_dry_run(

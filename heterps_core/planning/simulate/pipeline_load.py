@@ -20,10 +20,10 @@ from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.units import ratio
 
 FORWARD_SHARE = 1 / 3
-"""Of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
+"""Share of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
 
 WEIGHT_GRADIENT_SHARE = 1 / 3
-"""Of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
+"""Share of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +38,10 @@ class StageLoad:
     num_replicas: int
     forward_seconds: float
     backward_seconds: float
-    """Of what must be done before gradients go on to the stage before."""
+    """Work that must be done before gradients go on to the stage before."""
 
     weight_gradient_seconds: float
-    """Of what fills the time without messages, and at the latest the end of a step."""
+    """Work that fills the time without messages, and at the latest the end of a step."""
 
     compute_row_share: float
     """Share of all three that grows with the rows of a slice, in [0, 1]; the rest is fixed."""
@@ -51,14 +51,14 @@ class StageLoad:
     stage."""
 
     output_seconds: float
-    """The same with the stage behind; 0 for the last."""
+    """The same with the next stage; 0 for the last."""
 
     exchange_seconds: float
     """All replicas of the stage together pull rows of embeddings before the forward pass (on the lanes in) and
     push gradients after the backward pass (on the lanes out): the time of either."""
 
     all_reduce_seconds: float
-    """Of dense gradients, for a whole batch."""
+    """Time of the sum of dense gradients, for a whole batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ class PipelineLoad:
     """Workers exchange rows before and after passes; otherwise links do, beside the passes."""
 
     sweep_seconds: float = 0.0
-    """Of the stage whose disk takes longest for a batch's share of a pass over its file of rows."""
+    """Time of the stage whose disk takes longest for a batch's share of a pass over its file of rows."""
 
 
 def pipeline_load(
@@ -88,8 +88,8 @@ def pipeline_load(
 
     CT of a stage, for one of its k replicas and a whole batch, is divided evenly among m micro-batches. Boundaries,
     the exchange of sharded layers and the all-reduce of the others each have a term of the trainer's step
-    (`step_model.py`), in a step that drains too. Of a plain contract, in which a single replica communicates, nothing
-    is known but DT, which is divided among them in proportion to their shares of ODT.
+    (`step_model.py`), in a step that drains too. A plain contract, in which a single replica communicates, gives
+    only DT, which is divided among them in proportion to their shares of ODT.
 
     Args:
         num_microbatches: m, in 1..B.
@@ -108,7 +108,7 @@ def pipeline_load(
         problem = replace(problem, step_model=StepModel.TRAINER)
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
-    # Of a replica with the mean number of rows; what others have more or less is in the durations of their slices.
+    # A replica with the mean number of rows; the rows of others count in the durations of their slices.
     seconds = np.stack(np.broadcast_arrays(*table.terms(replicas)), axis=1)
     sweeps = table.sweeps(replicas, problem.hot_shares)
     alphas = np.broadcast_to(table.compute_parallel_fraction, replicas.shape)

@@ -9,7 +9,7 @@ its last backward pass of a step is done, then. They are taken to be divisible a
 micro-batch that is not done when a message comes keeps the trainer a little longer.
 
 A pipeline either drains at the end of each step, or it has the trainer's delayed updates: micro-batches of all
-steps follow one another. The sum of a batch's gradients then begins behind its last backward pass, takes as long as
+steps follow one another. The sum of a batch's gradients then begins after its last backward pass, takes as long as
 the links need for all that they carry in a step, and is waited for at the end of the next. A worker of the trainer
 exchanges rows before a forward and after a backward pass, on both lanes of its link, which carry so much less of
 what else there is; one of a plain contract, of which no more than DT is known, on its links beside the passes.
@@ -108,7 +108,7 @@ def simulate(
 def pass_order(
     *, num_microbatches: int, num_stages: int, most_ahead: int | None = None
 ) -> Iterator[tuple[int, Action]]:
-    """Yield the passes of all stages so that each comes behind those whose results it needs.
+    """Yield the passes of all stages so that each comes after those whose results it needs.
 
     Each stage keeps its own 1F1B order.
     """
@@ -230,7 +230,7 @@ class _Simulation:
             for state in self.states:
                 state.finish_sum()
                 self.step_ends[-1] = max(self.step_ends[-1], state.worker_free.max())
-        # Each step begins behind its share of a pass over a file of rows.
+        # Each step begins after its share of a pass over a file of rows.
         swept = self.load.sweep_seconds * np.arange(self.num_steps)
         return SimulatedRun(
             batch_size=self.load.batch_size,

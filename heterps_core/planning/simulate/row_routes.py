@@ -25,10 +25,10 @@ class RowRoutes:
     """Messages in the order of their rows; every field has shape (R,) for R messages."""
 
     replicas: Ints
-    """Of the one stage; never falling."""
+    """Sender in the one stage; never falling."""
 
     peer_replicas: Ints
-    """Of the other; never falling."""
+    """Receiver in the other stage; never falling."""
 
     num_rows: Ints
     """At least 1."""
@@ -39,7 +39,7 @@ class RowRoutes:
 
 
 def slice_bounds(num_rows: int, num_replicas: int) -> Ints:
-    """Return the first row of each replica's slice and the number of rows behind the last; shape (k + 1,)."""
+    """Return the first row of each replica's slice and the number of rows after the last; shape (k + 1,)."""
     firsts = [replica_slice(num_rows, num_replicas, replica).first for replica in range(num_replicas)]
     return np.array([*firsts, num_rows], dtype=np.int64)
 
@@ -97,7 +97,7 @@ class Transfer:
         received_after = np.repeat(received_until[lasts], np.diff(np.append(self._firsts, lasts[-1] + 1)))
         received_after -= received_until
         # From the moment when a sender begins with its first message to the moment when the receiver of this
-        # message has it and all those behind it, were they to follow without a gap.
+        # message has it and all those after it, were they to follow without a gap.
         self._route_seconds = sent_before + np.maximum(send_seconds, receive_seconds) + received_after
 
     def received(self, sending_starts: Floats, lane_free: Floats) -> Floats:
@@ -136,7 +136,7 @@ class StageDurations:
     """The same, of what is put off."""
 
     incoming: Mapping[Direction, Transfer | None]
-    """Activations from the stage before, gradients from the stage behind; None at the ends of the chain."""
+    """Activations from the stage before, gradients from the next stage; None at the ends of the chain."""
 
 
 def stage_durations(
@@ -149,7 +149,7 @@ def stage_durations(
 
     Slow factors have shape (k,) for each stage.
     """
-    # Of a slice, in a micro-batch of mean size.
+    # Rows of a slice, in a micro-batch of mean size.
     mean_rows = [load.batch_size / load.num_microbatches / stage.num_replicas for stage in load.stages]
 
     def transfer(sender: int, receiver: int, routes: RowRoutes) -> Transfer:
@@ -166,8 +166,8 @@ def stage_durations(
         )
 
     boundaries = [
-        routes_between(num_rows, num_replicas=stage.num_replicas, num_peer_replicas=behind.num_replicas)
-        for stage, behind in pairwise(load.stages)
+        routes_between(num_rows, num_replicas=stage.num_replicas, num_peer_replicas=following.num_replicas)
+        for stage, following in pairwise(load.stages)
     ]
     arriving = [transfer(index, index + 1, routes) for index, routes in enumerate(boundaries)]
     returning = [transfer(index + 1, index, routes.reversed()) for index, routes in enumerate(boundaries)]

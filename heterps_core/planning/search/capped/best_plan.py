@@ -24,7 +24,7 @@ class BestPlan:
 
         self.stages: tuple[Stage, ...] | None = None
         self.rows = np.empty(0, dtype=np.int64)
-        """Of its stages as flat indices of a table of `StageColumns`, in order."""
+        """Flat indices of its stages in a table of `StageColumns`, in order."""
 
         self._tried: set[bytes] = set()
 

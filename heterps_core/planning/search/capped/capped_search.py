@@ -44,8 +44,8 @@ _FIRST_PARTIAL_PLANS = 64
 """Kept in the first search of an interval; four times as many in each further one."""
 
 _PARTIAL_SEARCHES, _LAST_PARTIAL_SEARCHES, _PROGRAMMES = 1, 4, 2
-"""Of an interval: by partial plans before programmes are solved; the same where the optimum itself is asked for; and
-programmes that are stopped by their time limit."""
+"""Searches of an interval: by partial plans before programmes are solved; the same where the optimum itself is asked
+for; and programmes that are stopped by their time limit."""
 
 _LEAST_PROGRAMME_S, _MOST_PROGRAMME_S = 0.2, 20.0
 """Time limits of a programme, which may take half of what is left."""
@@ -73,7 +73,7 @@ _SAME_PRODUCT = 1.002
 """True product over the linear one from which on an interval that is not narrow is divided by interruptions."""
 
 _SWEEPS = 12
-"""Of a search for a better plan alone."""
+"""Sweeps over windows in one search for a better plan."""
 
 
 @dataclass(order=True, slots=True)

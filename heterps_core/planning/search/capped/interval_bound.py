@@ -30,7 +30,7 @@ _MANY_CANDIDATES = 20_000
 """From which on hopeless ones are struck out before the ascent as well."""
 
 _ROUNDING = 1e-6
-"""Of a bound on a number of stages."""
+"""Rounding of a bound on a number of stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Plans:
 
     low: float
     high: float
-    """Of the longest stage time, in seconds."""
+    """Range of the longest stage time, in seconds."""
 
     group: int
     is_rest: bool
@@ -47,7 +47,7 @@ class Plans:
     """Per hour."""
 
     least_hourly: float = 0.0
-    """That they are charged, in USD; 0 where it is not known."""
+    """Least charge per hour, in USD; 0 where it is not known."""
 
     rows: Ints
     """What stages better ones may have."""

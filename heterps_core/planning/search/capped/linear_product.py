@@ -29,7 +29,7 @@ class LinearProduct:
     least_hourly: float
     least_interruptions_per_hour: float
     most_interruptions_per_hour: float
-    """Of the plans that are meant."""
+    """Most interruptions per hour of the plans that are meant."""
 
     @property
     def constant(self) -> float:

@@ -78,7 +78,7 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     """Return the flow into less that out of every node by stage and boundary arc, and prices of boundary arcs.
 
     Node 0 is the start; each other one stands for a layer that a stage on some type begins with, or for the boundary
-    behind one that a stage on some type ended with.
+    after one that a stage on some type ended with.
     """
     from scipy.sparse import csr_array
 

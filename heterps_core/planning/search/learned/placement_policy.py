@@ -34,7 +34,7 @@ _MOST_LOG = 6.0
 """Logarithms are cut here; stands for what no number of units reaches, too."""
 
 _RANK = 4
-"""Of the term of the logits that depends on both types."""
+"""Rank of the term of the logits that depends on both types."""
 
 
 def policy_features(problem: SchedulingProblem) -> Tensor:

@@ -40,7 +40,7 @@ _MICROSECONDS_PER_S = 1e6
 
 
 class LayerInputs(NamedTuple):
-    """What the networks are told of the L layers of a problem."""
+    """Inputs of the networks for the L layers of a problem."""
 
     words: Tensor
     """Number of each layer's kind, shape (L,): the paper's operation names, here in a dictionary of the problem's."""

@@ -16,7 +16,7 @@ from heterps_core.plans.scheduling_plan import Stage
 class GreedyScheduler(Scheduler):
     """Settles the layers in order, each on the type with which the chain up to it costs least.
 
-    The partial cost is that of the chain cut off behind the layer, provisioned with whole counts; each one counts as
+    The partial cost is that of the chain cut off after the layer, provisioned with whole counts; each one counts as
     an evaluation. L * T of them settle L layers among T types. Layers at the front that take no time anywhere are
     settled with the first one that does. With a smaller budget the last choice that it pays for settles all layers
     that are left at once. The seed changes nothing.

@@ -42,7 +42,7 @@ class TappSettings:
     """k."""
 
     learning_rate: float = 1e-2
-    """Of Adam. The ancestor's is 0.1."""
+    """Adam's step size; the ancestor's is 0.1."""
 
 
 def root_cost_rewards(ratings: Ratings) -> Floats:
