@@ -8,14 +8,7 @@ import tasks
 from heterps_core.errors import ProvisioningError
 from tasks import REPEATABLE
 
-REPEATED = {
-    "refresh prices",
-    "end orphans",
-    "close dead records",
-    "publish plan",
-    "publish report",
-    "publish comparison",
-}
+REPEATED = {"refresh prices", "end orphans", "close dead records", "publish report"}
 
 
 def all_tasks():
