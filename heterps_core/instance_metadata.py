@@ -66,7 +66,7 @@ class InstanceMetadata:
         return found
 
     def interrupted_at(self) -> str | None:
-        """Return when the machine will be taken back, ISO 8601, two minutes after its notice; None without one.
+        """Return when the machine will be preempted, ISO 8601, two minutes after its notice; None without one.
 
         Raises:
             OSError: The service did not answer.

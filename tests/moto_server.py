@@ -17,7 +17,7 @@ REGION = "us-east-1"
 def empty_cloud() -> Iterator[dict[str, str]]:
     """Serve, and yield the environment that leads boto3 there.
 
-    All servers of one process share what they know, so that one which starts forgets what others before it were told.
+    All servers of one process share what they know, so that one which starts forgets what others were asked.
     So does Arrow's client of a bucket, which stays with the address at which it first found it.
     """
     _file_system.cache_clear()

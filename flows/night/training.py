@@ -15,10 +15,11 @@ from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage
 from tasks.data import schema_of, source_name
 from tasks.judging.baseline import measure_baseline
+from tasks.judging.challenge import Challenger
 from tasks.judging.newest_rows import rows_after
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
-from tasks.promotion import Challenger, promote_if_better
+from tasks.promotion import promote_if_better
 from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.mlflow_names import COMPLETED

@@ -87,7 +87,7 @@ class _Line:
         inputs, outputs = self._live(first - 1), self._live(stop - 1)
         embedding = self._embedding(self._nodes[first])
         if embedding is not None:
-            return embedding.behind(self._described(inputs), self._described(outputs))
+            return embedding.in_chain(self._described(inputs), self._described(outputs))
         graph = fx.Graph()
         copies = {node: graph.placeholder(node.name) for node in inputs}
         for node in self._nodes[first:stop]:

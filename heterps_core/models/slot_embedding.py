@@ -128,7 +128,7 @@ class SlotEmbedding(nn.Module):
         self.inputs: tuple[LiveTensor, ...] = ()
         self.outputs: tuple[LiveTensor, ...] = ()
 
-    def behind(self, inputs: Sequence[LiveTensor], outputs: Sequence[LiveTensor]) -> SlotEmbedding:
+    def in_chain(self, inputs: Sequence[LiveTensor], outputs: Sequence[LiveTensor]) -> SlotEmbedding:
         """Return this layer as one of a traced model's chain, in which `inputs` pass it."""
         placed = copy.deepcopy(self)
         placed.inputs, placed.outputs = tuple(inputs), tuple(outputs)

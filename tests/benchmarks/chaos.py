@@ -355,7 +355,7 @@ def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int, int]:
     """Return how many rows the model that is left lacks, how many it has seen more than once, and steps redone.
 
     A row is known by its numeric columns. Generations are read from the last to the first: each one's steps before
-    the first of the one behind it are those of the model.
+    the first of the next one are those of the model.
     """
     step_of_row: dict[bytes, int] = {}
     for step in range(NUM_STEPS):
@@ -365,17 +365,17 @@ def rows_wrong(notes: Path, dataset: PreparedDataset) -> tuple[int, int, int]:
     assert len(step_of_row) == NUM_STEPS * BATCH_SIZE, "rows must differ in their numeric columns"
     seen: Counter[bytes] = Counter()
     redone: set[tuple[int, int]] = set()
-    behind = NUM_STEPS
+    after = NUM_STEPS
     for generation in sorted({int(path.name.partition("-")[0]) for path in notes.iterdir()}, reverse=True):
-        first = behind
+        first = after
         for path in notes.glob(f"{generation}-*"):
             steps = [[row.tobytes() for row in rows] for rows in noted_steps(path)]
             if steps:
                 first = min(first, step_of_row[steps[0][0]])
             for rows in steps:
-                seen.update(row for row in rows if step_of_row[row] < behind)
-                redone.update((generation, step_of_row[row]) for row in rows if step_of_row[row] >= behind)
-        behind = first
+                seen.update(row for row in rows if step_of_row[row] < after)
+                redone.update((generation, step_of_row[row]) for row in rows if step_of_row[row] >= after)
+        after = first
     doubled = sum(count > 1 for count in seen.values())
     return len(step_of_row.keys() - seen.keys()), doubled, len(redone)
 

@@ -71,7 +71,7 @@ class Recovery:
     """Until all workers had loaded the checkpoint."""
 
     finished_s: float
-    """Until all had finished a step behind it."""
+    """Until all had finished a step after it."""
 
     steps_redone: int
 

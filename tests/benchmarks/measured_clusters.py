@@ -5,7 +5,7 @@ hosts of each stage. Workers of the trainer, one on each host, train synthetic c
 once with a step that drains; the speed is that of the middle of the run by its own step metrics. The prediction is
 that of a user's plan: layers timed on this machine at the size of a micro-batch, links as wide as the hosts' are,
 then the simulation. This machine has few cores, so rates are so low that links set the pace; the share of the cores
-that the workers needed is told, and where it comes near 1 the measurement is that of the cores.
+that the workers needed is reported, and where it comes near 1 the measurement is that of the cores.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
   torch in one process; cut in two at every boundary, and in three with replicas (2, 1, 2). Beside them stands what
   rounding makes of that module itself: how far it is from its own steps in float64.
 - Speed: a step uncut, one thread, over the module with plain tables of torch with sparse gradients, as it is and
-  behind `torch.compile`, which compiles all but the look-ups; Adam for dense parameters, SGD for rows, processor
+  with `torch.compile`, which compiles all but the look-ups; Adam for dense parameters, SGD for rows, processor
   time, in turns.
 """
 
@@ -340,7 +340,7 @@ class SpeedOver(NamedTuple):
 
 
 def speed_over_plain(model: str, seed: int) -> SpeedOver:
-    """Return how much faster the engine is than the plain module, and than that behind `torch.compile`."""
+    """Return how much faster the engine is than the plain module, and than that with `torch.compile`."""
     batches = [draw_batch(SPEED_FEATURES, SPEED_BATCH, number) for number in range(4)]
     steps = [plain_step(model, seed, is_compiled=is_compiled) for is_compiled in (False, True)]
     config = TrainingConfig(

@@ -3,7 +3,7 @@
 Random problems of the planning contract, planned by the trainer's step (`cost_model/step_model.py`). Promised over
 simulated cost, of random plans and of those that `exact` chooses; floors that chosen plans keep in simulation; and
 what a chosen plan costs more, simulated, than the best one that any method or a local search over simulated costs
-finds. What is promised is simulated too, over fewer steps; how far the formula alone is off is told beside.
+finds. What is promised is simulated too, over fewer steps; how far the formula alone is off is reported beside.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A small model is trained, exported and registered as the flow does it. Each time is the median of calls in one process
 after loading, by processor time: of `pyfunc.predict` with a pandas table of raw columns, of the model that it wraps,
-and of the layers alone. Loading is measured in fresh processes; the import of MLflow is told beside it.
+and of the layers alone. Loading is measured in fresh processes; the import of MLflow is reported beside it.
 """
 
 from __future__ import annotations

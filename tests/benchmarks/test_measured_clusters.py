@@ -35,7 +35,7 @@ def test_every_cluster_has_four_to_six_hosts_and_the_seed_decides(dataset):
         assert list(cluster.last_layers) == sorted(set(cluster.last_layers))
 
 
-def test_a_machine_without_the_tools_is_told_in_one_line(monkeypatch, tmp_path):
+def test_a_machine_without_the_tools_is_reported_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(SystemExit, match=r"^hosts with addresses of their own need .+$"):

@@ -153,7 +153,7 @@ def compare(
 
 
 def largest_difference(root: Path, *, seed: int) -> list[dict[str, Any]]:
-    """Compare rows and optimizer state behind 200 steps with those in memory, with one and two replicas."""
+    """Compare rows and optimizer state after 200 steps with those in memory, with one and two replicas."""
     ids = write_ids(
         root / "ids-exact",
         exponent=1.05,

@@ -30,6 +30,6 @@ def check_starts_light(*arguments: str) -> None:
 
 
 def ends_of_helps() -> list[str]:
-    """Return status and slow libraries behind the help of each command, asked for in one process."""
+    """Return status and slow libraries that the help of each command loads, asked for in one process."""
     done = subprocess.run([sys.executable, "-c", HELPS], capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if line.startswith(("0 [", "1 [", "2 ["))]

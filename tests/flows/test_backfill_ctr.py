@@ -94,7 +94,7 @@ def test_a_range_of_days_may_pass_the_end_of_a_month(days):
         ({"data": "/nowhere"}, DataError, "there is no such file or folder"),
     ],
 )
-def test_wrong_parameters_are_told_before_anything_is_trained(trained, days, changes, error, message):
+def test_wrong_parameters_are_reported_before_anything_is_trained(trained, days, changes, error, message):
     parameters = {"first_day": "2026-11-01", "last_day": "2026-11-02", "data": days, "settings": {}}
 
     with pytest.raises(error, match=message):

@@ -211,7 +211,7 @@ def test_every_parameter_of_a_training_that_can_be_wrong_is_tried_here():
     assert tried | cannot_be_wrong == set(TrainParameters.model_fields)
 
 
-def test_a_time_zone_that_is_none_is_told_before_the_deadline_is_needed(home, inputs, monkeypatch):
+def test_a_time_zone_that_is_none_is_reported_before_the_deadline_is_needed(home, inputs, monkeypatch):
     monkeypatch.setenv("HETERPS_TIMEZONE", "Europe/Berlln")
 
     said = refused(train_ctr, {"ready_by": "06:00"}, home, inputs)

@@ -60,7 +60,7 @@ def test_parameters_of_flows_are_known_without_numpy_and_arrow():
     assert done.stdout == "[]\n"
 
 
-def test_the_help_of_a_flow_is_told_without_its_services():
+def test_the_help_of_a_flow_is_reported_without_its_services():
     program = (
         "import sys, flows.command_line as line, flows.parameters as known; "
         "line.parser_for(known.TrainParameters, program='x').format_help(); "
@@ -72,7 +72,7 @@ def test_the_help_of_a_flow_is_told_without_its_services():
     assert done.stdout == "[]\n"
 
 
-def test_a_folder_of_prefect_that_cannot_be_made_is_not_told(tmp_path):
+def test_a_folder_of_prefect_that_cannot_be_made_is_not_reported(tmp_path):
     # A file in its place cannot be made a folder, for root neither.
     (tmp_path / ".prefect").write_text("")
 
@@ -141,8 +141,8 @@ print(torch.get_num_threads())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "told"), [({}, ["1", "1"]), ({"OMP_NUM_THREADS": "2"}, ["2", "2"])])
-def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_otherwise(given, told):
+@pytest.mark.parametrize(("given", "reported"), [({}, ["1", "1"]), ({"OMP_NUM_THREADS": "2"}, ["2", "2"])])
+def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_otherwise(given, reported):
     ended = subprocess.run(
         [sys.executable, "-c", TELL_CORES],
         env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"], **given},
@@ -151,4 +151,4 @@ def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_other
         timeout=60,
         check=True,
     )
-    assert ended.stdout.split() == told
+    assert ended.stdout.split() == reported

@@ -57,21 +57,21 @@ def test_a_later_file_of_parameters_wins_and_an_option_over_all(tmp_path, monkey
     assert (ran[0].model, ran[0].epochs, ran[0].seed) == ("deepfm", 4, 5)
 
 
-def test_a_wrong_parameter_is_told_with_its_file(tmp_path, capsys):
+def test_a_wrong_parameter_is_reported_with_its_file(tmp_path, capsys):
     (tmp_path / "x.toml").write_text("[parameters]\nepoch = 2\n")
 
     assert main("flows.train_ctr", TrainParameters, ["--parameters", str(tmp_path / "x.toml")]) == 2
 
-    told = capsys.readouterr().err
-    assert re.search(r"'epoch' is not a known parameter in .*x\.toml;.*Did you mean 'epochs'", told)
+    reported = capsys.readouterr().err
+    assert re.search(r"'epoch' is not a known parameter in .*x\.toml;.*Did you mean 'epochs'", reported)
 
 
 def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
     with pytest.raises(SystemExit, match="2"):
         main("flows.train_ctr", TrainParameters, ["--redo-log", "--epochs", "2"])
 
-    told = capsys.readouterr().err
-    assert re.fullmatch(r"[^\n]*--redo-log was removed: checkpoints, [^\n]*; leave it out;[^\n]*\n", told)
+    reported = capsys.readouterr().err
+    assert re.fullmatch(r"[^\n]*--redo-log was removed: checkpoints, [^\n]*; leave it out;[^\n]*\n", reported)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
         ({"redo_log": True}, ConfigurationError, "redo_log was removed: checkpoints, .*; leave it out"),
     ],
 )
-def test_a_wrong_name_is_told_before_any_work(monkeypatch, wrong, error, message):
+def test_a_wrong_name_is_reported_before_any_work(monkeypatch, wrong, error, message):
     monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
 
     with pytest.raises(error, match=message):
@@ -112,7 +112,7 @@ def test_a_wrong_name_is_told_before_any_work(monkeypatch, wrong, error, message
         ),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_told_in_one_line_before_any_work(
+def test_a_model_that_cannot_be_trained_is_reported_in_one_line_before_any_work(
     tmp_path, monkeypatch, capsys, own_layers, message
 ):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
@@ -183,7 +183,7 @@ def test_what_the_core_tells_is_on_its_way_to_the_log_of_the_flow():
     assert all(line.startswith("True <class 'prefect.logging.handlers.APILogHandler'>") for line in lines)
 
 
-def test_a_workspace_that_is_a_file_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_workspace_that_is_a_file_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
 

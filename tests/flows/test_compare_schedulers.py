@@ -169,7 +169,7 @@ def test_good_parameters_pass():
         ({"max_seconds_per_search": float("nan")}, ConfigurationError, "max_seconds_per_search"),
     ],
 )
-def test_a_wrong_parameter_is_told_before_any_work(wrong, error, message):
+def test_a_wrong_parameter_is_reported_before_any_work(wrong, error, message):
     with pytest.raises(error, match=message):
         CompareParameters.of(wrong).check()
 

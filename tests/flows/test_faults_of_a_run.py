@@ -71,7 +71,7 @@ class Run:
         return Path(self.directory.location).name
 
     def step(self):
-        """The newest step that it has told of; None before the first."""
+        """The newest step that it has reported; None before the first."""
         assert self.process.poll() is None, self.process.stderr.read()
         progress = read_progress(self.directory) if self.directory else None
         return progress.step if progress else None

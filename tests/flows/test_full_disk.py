@@ -62,7 +62,7 @@ def keep_full(folder, process):
         pytest.param("runs/*/progress.json", id="while it trains"),
     ],
 )
-def test_a_workspace_that_is_full_is_told_in_one_line_with_the_way_on(
+def test_a_workspace_that_is_full_is_reported_in_one_line_with_the_way_on(
     begun, tmp_path, clicks_of_runs, workspace_of_runs
 ):
     with small_disk(tmp_path / "home") as home:

@@ -103,7 +103,7 @@ def spent_usd(workspace):
     )
 
 
-def test_a_failure_of_the_baseline_loses_no_model_and_is_told(workspace, night_without_baseline):
+def test_a_failure_of_the_baseline_loses_no_model_and_is_reported(workspace, night_without_baseline):
     assert record_of(workspace, night_without_baseline).status == "FINISHED"
     [registered] = registered_versions(workspace)
     assert registered.run_id == night_without_baseline

@@ -79,10 +79,10 @@ class Run:
         return RunDirectory(str(folder))
 
     def lose_a_machine(self):
-        """End a node, with all that runs on it, at once, some steps behind a checkpoint of its own launch."""
+        """End a node, with all that runs on it, at once, some steps after a checkpoint of its own launch."""
         seen = set()
 
-        def is_behind_a_checkpoint():
+        def is_after_a_checkpoint():
             assert self.process.poll() is None, self.process.stderr.read()
             progress = read_progress(self.directory)
             seen.add((progress.attempt, progress.step) if progress else None)
@@ -90,7 +90,7 @@ class Run:
             complete = complete_checkpoints(self.directory) if has_moved else []
             return complete and progress.step > int(complete[-1]) and self.nodes()
 
-        *_, last = wait_for(is_behind_a_checkpoint, timeout_s=LIMIT_S, what="steps behind a checkpoint")
+        *_, last = wait_for(is_after_a_checkpoint, timeout_s=LIMIT_S, what="steps after a checkpoint")
         kill_machine(last)
 
     def nodes(self):

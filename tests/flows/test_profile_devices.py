@@ -27,7 +27,7 @@ def test_what_stands_by_default_can_be_used():
         ({"nights": 3}, ConfigurationError, "nights was removed: .* the last 30 days; leave it out"),
     ],
 )
-def test_what_cannot_be_used_is_told_before_any_work(monkeypatch, wrong, error, message):
+def test_what_cannot_be_used_is_reported_before_any_work(monkeypatch, wrong, error, message):
     monkeypatch.delenv("HETERPS_RUN_STORE", raising=False)
 
     with pytest.raises(error, match=message):

@@ -76,7 +76,7 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
 
 
 def replace_rate(job, rate):
-    """Return the job with another learning rate of the dense layers, from which its losses must be told."""
+    """Return the job with another learning rate of the dense layers, from which its losses must differ."""
     document = job.to_json()
     document["config"]["dense_learning_rate"] = rate
     return TrainingJob.from_json(document)

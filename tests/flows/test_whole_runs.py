@@ -174,7 +174,7 @@ def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_o
 
     run = start(workspace, "--resume-run-id", folder.name)
     try:
-        wait_for(lambda: step() > int(newest), timeout_s=LIMIT_S, what="a step behind the checkpoint")
+        wait_for(lambda: step() > int(newest), timeout_s=LIMIT_S, what="a step after the checkpoint")
         stop(workspace, folder.name)
         status, said, _ = ended(run)
     finally:

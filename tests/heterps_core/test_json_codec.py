@@ -68,7 +68,7 @@ def test_a_dataclass_is_written_by_its_fields_and_sums_and_read_by_its_fields():
         ),
     ],
 )
-def test_what_is_wrong_is_told_with_the_path_the_rule_the_value_and_the_way_out(change, message):
+def test_what_is_wrong_is_reported_with_the_path_the_rule_the_value_and_the_way_out(change, message):
     with pytest.raises(MalformedDocumentError, match=f"^whole: {message}; make it again$"):
         Whole.from_json(DOCUMENT | change)
 

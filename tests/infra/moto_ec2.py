@@ -150,7 +150,7 @@ class Wire:
     several codes stand with '+' between them."""
 
     hides_tags: bool = False
-    """Instances are found by their id alone, and carry no tags: EC2's index of tags lags behind a launch."""
+    """Instances are found by their id alone, and carry no tags: EC2's index of tags lags after a launch."""
 
     refusal_message: str = "as the test wants it"
 

@@ -75,7 +75,7 @@ def test_a_full_disk_is_missing_room(tmp_path, monkeypatch):
     )
 
 
-def test_a_clock_behind_what_was_written_is_seen(tmp_path):
+def test_a_clock_before_the_last_entry_is_seen(tmp_path):
     workspace = Workspace(root=tmp_path)
     workspace.ledger_path.touch()
     tomorrow = time.time() + 86_400

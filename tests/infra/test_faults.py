@@ -65,7 +65,7 @@ def test_no_circumstance_leaves_a_machine_an_unpaid_second_or_a_cap_that_is_pass
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="mounting a small file system needs root")
 @pytest.mark.parametrize("seed", weekly_after(1, range(3)))
-def test_a_full_disk_keeps_no_machine_alive_and_is_told(server, steps, tmp_path, seed):
+def test_a_full_disk_keeps_no_machine_alive_and_is_reported(server, steps, tmp_path, seed):
     case = draw(seed, steps=steps, kinds=[Kind.DISK_FULL])
 
     account = account_after(case, server, tmp_path / "disk" / "ledger.sqlite")

@@ -16,8 +16,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import measure_quality
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
+from tasks.judging.challenge import Challenger, judge_challenger
 from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, PromotionGates
-from tasks.promotion import Challenger, judge_challenger
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_of
 from tasks.running import run_lifecycle

@@ -15,8 +15,9 @@ from heterps_core.data.schema import DataSchema, MultiHotColumn
 from heterps_core.errors import DataError
 from heterps_core.serving.exported_model import ClickPredictor
 from infra.workspace import Workspace
+from tasks.judging.challenge import Challenger
 from tasks.judging.promotion_gates import AUC_GATE, PromotionGates
-from tasks.promotion import Challenger, promote_if_better
+from tasks.promotion import promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
 from tasks.running import run_lifecycle
@@ -162,7 +163,7 @@ def test_a_model_without_a_column_that_the_champion_reads_with_gain_is_kept_out(
     assert AUC_GATE in [gate.name for gate in decision.gates if not gate.is_met]
     assert "the champion reads user, which the schema does not name: if it shall not, heterps" in decision.why
 
-    # The way out where the column told what was to be predicted.
+    # The way out where the column revealed what was to be predicted.
     assert roll_back(nights.workspace, to="none").to is None
     assert champion_of(nights.workspace) is None
     assert nights.train(source, SITE, day="2026-11-02").is_promoted

@@ -13,7 +13,9 @@ from tests.heterps_core.training.storage.test_store_location import KEY, SECRET,
 
 
 @pytest.mark.parametrize("location", WITH_CREDENTIALS)
-def test_a_run_store_with_credentials_is_refused_before_any_machine_is_told(location, monkeypatch, tmp_path):
+def test_a_run_store_with_credentials_is_refused_before_any_machine_is_reported(
+    location, monkeypatch, tmp_path
+):
     monkeypatch.setenv(RUN_STORE_VARIABLE, location)
 
     with pytest.raises(ConfigurationError, match="must hold no credentials") as refused:

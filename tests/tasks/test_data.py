@@ -41,7 +41,7 @@ def test_a_source_is_prepared_in_the_workspace_and_reused(stream, tmp_path):
     assert (tmp_path / "data").stat().st_mtime_ns == written
 
 
-def test_a_missing_source_is_told_without_reading(tmp_path):
+def test_a_missing_source_is_reported_without_reading(tmp_path):
     with pytest.raises(DataError, match=r"none\.tsv"):
         check_source(str(tmp_path / "none.tsv"), schema_file=None)
 
@@ -100,7 +100,7 @@ def test_rows_of_a_night_are_prepared_as_the_model_that_goes_on_with_them_asks(d
     ],
     ids=["columns", "empty", "damaged"],
 )
-def test_a_bad_partition_is_told_with_its_day_file_and_line(days, tmp_path, day, content, problem):
+def test_a_bad_partition_is_reported_with_its_day_file_and_line(days, tmp_path, day, content, problem):
     copied = tmp_path / "days"
     shutil.copytree(days, copied)
     bad = copied / f"day={day}" / "clicks.tsv.gz"
@@ -114,7 +114,7 @@ def test_a_bad_partition_is_told_with_its_day_file_and_line(days, tmp_path, day,
     )
 
 
-def test_a_bad_row_in_the_middle_of_a_day_is_told_with_its_line(days, tmp_path):
+def test_a_bad_row_in_the_middle_of_a_day_is_reported_with_its_line(days, tmp_path):
     copied = tmp_path / "days"
     shutil.copytree(days, copied)
     bad = copied / "day=2026-11-02" / "clicks.tsv.gz"
@@ -134,7 +134,9 @@ def add_rows(folder, day, name, *, first):
     return path
 
 
-def test_rows_that_come_for_a_day_that_is_done_are_told_or_trained_and_never_dropped(days, tmp_path, caplog):
+def test_rows_that_come_for_a_day_that_is_done_are_reported_or_trained_and_never_dropped(
+    days, tmp_path, caplog
+):
     copied, workspace = tmp_path / "days", Workspace(root=tmp_path / "home").create()
     shutil.copytree(days, copied)
     prepare_night(workspace, copied, "2026-11-01")
@@ -142,9 +144,9 @@ def test_rows_that_come_for_a_day_that_is_done_are_told_or_trained_and_never_dro
 
     add_rows(copied, "2026-11-02", "before_its_night.tsv.gz", first=0)
     late = add_rows(copied, "2026-11-01", "late.tsv.gz", first=10)
-    told = prepare_night(workspace, copied, "2026-11-02").open()
+    reported = prepare_night(workspace, copied, "2026-11-02").open()
 
-    assert told.num_train_rows == 710
+    assert reported.num_train_rows == 710
     assert (
         f"{late}: come since 2026-11-01 was trained on; late_rows=train trains it with 2026-11" in caplog.text
     )
@@ -157,7 +159,7 @@ def test_rows_that_come_for_a_day_that_is_done_are_told_or_trained_and_never_dro
     assert "was trained on; trained with 2026-11-02" in caplog.text
 
 
-def test_a_late_file_is_trained_once_and_one_that_was_changed_is_told(days, tmp_path, caplog):
+def test_a_late_file_is_trained_once_and_one_that_was_changed_is_reported(days, tmp_path, caplog):
     copied, workspace = tmp_path / "days", Workspace(root=tmp_path / "home").create()
     shutil.copytree(days, copied)
     shutil.copytree(copied / "day=2026-11-03", copied / "day=2026-11-04")
@@ -205,7 +207,7 @@ def test_a_query_makes_the_rows_of_both_days_and_its_results_go_with_the_nights(
     shutil.copytree(days, copied)
     shutil.copytree(copied / "day=2026-11-03", copied / "day=2026-11-04")
     query = tmp_path / "rows.sql"
-    query.write_text("SELECT *, $day AS told FROM rows WHERE label = '1' OR I1 IS NULL")
+    query.write_text("SELECT *, $day AS named FROM rows WHERE label = '1' OR I1 IS NULL")
     results = tmp_path / "home" / "data"
 
     first = prepare_night(workspace, copied, "2026-11-01", prepare_sql=str(query)).open()
@@ -215,7 +217,7 @@ def test_a_query_makes_the_rows_of_both_days_and_its_results_go_with_the_nights(
     assert [first.num_train_rows, first.num_eval_rows] == expected
     assert 0 < expected[0] < 700
     paths = [Path(source.path) for source in first.manifest.sources]
-    assert [pq.read_table(path)["told"][0].as_py() for path in paths] == ["2026-11-01", "2026-11-02"]
+    assert [pq.read_table(path)["named"][0].as_py() for path in paths] == ["2026-11-01", "2026-11-02"]
 
     late = add_rows(copied, "2026-11-01", "late.tsv.gz", first=10)
     second = prepare_night(workspace, copied, "2026-11-02", prepare_sql=str(query)).open()
@@ -292,9 +294,9 @@ def test_a_first_night_has_tables_for_the_values_of_its_day(tmp_path):
         assert (rows == 2_048) == (column.num_values > 256 and 16_500 * (1 - column.missing_share) >= 16_384)
 
 
-@pytest.mark.parametrize(("rows", "is_told"), [(256, True), (512, False)])
-def test_columns_that_have_outgrown_the_tables_of_the_champion_are_told(
-    days, tmp_path, caplog, rows, is_told
+@pytest.mark.parametrize(("rows", "is_reported"), [(256, True), (512, False)])
+def test_columns_that_have_outgrown_the_tables_of_the_champion_are_reported(
+    days, tmp_path, caplog, rows, is_reported
 ):
     caplog.set_level("INFO")
 
@@ -304,7 +306,7 @@ def test_columns_that_have_outgrown_the_tables_of_the_champion_are_told(
         "the champion's tables are kept, but 1 of 26 columns have outgrown theirs: C1 has 256 rows and would get "
         "1,024; start_from=scratch trains a model with new ones, which have fewer collisions"
     )
-    assert (advice in caplog.text) == is_told
+    assert (advice in caplog.text) == is_reported
 
 
 def test_prepared_nights_do_not_fill_the_disk(days, tmp_path):

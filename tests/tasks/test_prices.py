@@ -101,7 +101,7 @@ def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspac
     assert len(list(price_folder(workspace).iterdir())) == 2
 
 
-def test_before_renting_a_refresh_that_fails_is_told_and_borne(workspace, monkeypatch, caplog):
+def test_before_renting_a_refresh_that_fails_is_reported_and_borne(workspace, monkeypatch, caplog):
     def refuse():
         raise ProvisioningError("no credentials")
 
@@ -181,7 +181,7 @@ def test_an_alternative_or_a_fall_back_whose_price_of_now_breaks_a_cap_is_left_o
     assert checked.fallback_plans[0].offers == checked.launch_plan.offers
 
 
-def test_prices_that_cannot_be_checked_again_stay_and_are_told(monkeypatch, caplog):
+def test_prices_that_cannot_be_checked_again_stay_and_are_reported(monkeypatch, caplog):
     def refuse():
         raise ProvisioningError("no credentials")
 

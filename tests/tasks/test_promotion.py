@@ -12,9 +12,11 @@ from mlflow import MlflowClient
 
 from heterps_core.data.proposal import column_checks
 from heterps_core.judging.quality import measure_quality
-from tasks import promotion
+from tasks.judging import challenge
+from tasks.judging.challenge import Challenger
+from tasks.judging.predicting_here import judge_here
 from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
-from tasks.promotion import Challenger, judge_here, promote_if_better
+from tasks.promotion import promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -217,7 +219,7 @@ def test_a_first_model_that_is_worse_without_proof_becomes_champion_and_says_so(
     assert "below it but not proven so" in decision.why
 
 
-def test_without_a_baseline_there_is_no_first_champion_and_the_reason_is_told(models):
+def test_without_a_baseline_there_is_no_first_champion_and_the_reason_is_reported(models):
     decision = promote(models, FITTED, baseline="it failed with MemoryError: no room")
 
     assert missed(decision) == [BASELINE_GATE]
@@ -276,7 +278,7 @@ def test_a_cost_that_nobody_knows_is_no_error(models, usd):
 def test_what_the_workers_found_beside_the_champion_is_not_predicted_again(models, monkeypatch):
     models.crown(OLD)
     here = judge_here(models.dataset, models.folder_of(FITTED), champion_of(models.workspace))
-    monkeypatch.setattr(promotion, "judge_here", None)
+    monkeypatch.setattr(challenge, "judge_here", None)
 
     decision = promote(models, FITTED, judgement=here, judged_beside=OLD)
 

@@ -60,7 +60,7 @@ def test_the_machine_that_must_stay_is_in_price_cost_and_words():
     assert "days old" in bought.summary
 
 
-def test_what_cannot_be_had_is_tried_in_the_next_zone_and_then_on_demand():
+def test_an_unavailable_machine_is_tried_in_the_next_zone_and_then_on_demand():
     bought = provision.fn(planned(), OFFERS, provider="aws", caps=Caps())
 
     assert [

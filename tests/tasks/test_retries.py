@@ -35,7 +35,7 @@ def test_what_costs_or_writes_twice_is_not(name):
 
 
 @pytest.mark.usefixtures("prefect_server")
-def test_a_task_that_fails_twice_ends_well_and_one_that_fails_on_is_told():
+def test_a_task_that_fails_twice_ends_well_and_one_that_fails_on_is_reported():
     attempts = []
 
     def ask(ends_after):

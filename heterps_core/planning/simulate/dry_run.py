@@ -111,9 +111,7 @@ def dry_run_problem(
             f"{profile.model!r} with other sizes; profile it again"
         )
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
-    stage_of_layer = [
-        index for index, stage in enumerate(stages) for _ in range(stage.first_layer, stage.last_layer + 1)
-    ]
+    replicas = [each.num_replicas for each in stages for _ in range(each.first_layer, each.last_layer + 1)]
     last_layers = {stage.last_layer for stage in stages}
     layers = tuple(
         LayerCosts(
@@ -127,7 +125,7 @@ def dry_run_problem(
                 _nominal_compute_seconds(
                     profile,
                     index,
-                    num_replicas=stages[stage_of_layer[index]].num_replicas,
+                    num_replicas=replicas[index],
                     batch_size=batch_size,
                     num_microbatches=num_microbatches,
                 ),
@@ -137,7 +135,7 @@ def dry_run_problem(
                 _nominal_seconds(
                     profile,
                     index,
-                    num_replicas=stages[stage_of_layer[index]].num_replicas,
+                    num_replicas=replicas[index],
                     ends_stage=index in last_layers,
                     batch_size=batch_size,
                     num_microbatches=num_microbatches,

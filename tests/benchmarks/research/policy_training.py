@@ -210,7 +210,7 @@ def surprise(policy: PlacementPolicy, batch: Sequence[Example]) -> Tensor:
 
 
 def imitate(policy: PlacementPolicy, examples: Sequence[Example], random: np.random.Generator) -> None:
-    """Raise the likelihood of the placements; every twentieth example is only told of."""
+    """Raise the likelihood of the placements; every twentieth example is only reported."""
     held_out, seen = examples[::20], [each for index, each in enumerate(examples) if index % 20]
     optimizer = torch.optim.Adam(policy.parameters(), fused=True)
     first_rate, last_rate = LEARNING_RATES

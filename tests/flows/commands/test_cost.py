@@ -67,7 +67,7 @@ def test_what_failed_launches_cost_has_a_name_of_its_own(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("two_runs")
-def test_an_unknown_run_is_told_with_the_newest_ones(capsys, monkeypatch):
+def test_an_unknown_run_is_reported_with_the_newest_ones(capsys, monkeypatch):
     status, _, err = heterps(capsys, monkeypatch, "cost", "oldr")
 
     assert status == 2

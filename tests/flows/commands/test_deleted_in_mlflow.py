@@ -143,8 +143,11 @@ def test_a_run_that_is_deleted_while_it_trains_goes_on_unrecorded(workspace, cap
     assert (waiting_records(workspace), refused_records(workspace)) == ([], [])
 
 
-def test_what_must_be_there_and_was_deleted_is_told_in_one_line(workspace):
-    told = r"was deleted \(.*0123abc.*\); restore it with mlflow runs restore"
+def test_what_must_be_there_and_was_deleted_is_reported_in_one_line(workspace):
+    reported = r"was deleted \(.*0123abc.*\); restore it with mlflow runs restore"
 
-    with pytest.raises(ConfigurationError, match=told), mlflow_store.answering_client(workspace) as client:
+    with (
+        pytest.raises(ConfigurationError, match=reported),
+        mlflow_store.answering_client(workspace) as client,
+    ):
         client.get_run("0123abc")

@@ -109,7 +109,7 @@ def test_the_figures_are_those_of_the_simulation(tmp_path):
         assert (stage["computing"], stage["waiting_for_link"]) == (use.computing, use.waiting_for_link)
 
 
-def test_the_share_of_links_is_told_apart_from_computing(tmp_path):
+def test_the_share_of_links_is_reported_apart_from_computing(tmp_path):
     layers = [
         layer_document("embedding", is_sharded=True, communication_seconds=1.0),
         layer_document("tower"),
@@ -124,7 +124,7 @@ def test_the_share_of_links_is_told_apart_from_computing(tmp_path):
     assert linked["stages"][0]["waiting_for_link"] == pytest.approx(0.5)
 
 
-def test_a_plan_that_was_made_for_other_times_is_told(tmp_path, capsys):
+def test_a_plan_that_was_made_for_other_times_is_reported(tmp_path, capsys):
     files = write_files(tmp_path, problem_document(), plan_document(throughput_samples_per_s=9999.0))
 
     assert main(["simulate", *files]) == 0

@@ -107,7 +107,7 @@ def test_a_dry_run_prints_the_same_and_deletes_nothing(heterps, workspace):
 
 @pytest.mark.usefixtures("without_rented")
 @pytest.mark.parametrize(("keep_days", "removed"), [("41", []), ("39", [OLD]), ("1", [OLD, RECENT])])
-def test_how_long_is_kept_is_chosen_and_told_as_json(heterps, keep_days, removed):
+def test_how_long_is_kept_is_chosen_and_reported_as_json(heterps, keep_days, removed):
     status, out, _ = heterps("tidy", "--keep-days", keep_days, "--dry-run", "--json")
 
     document = json.loads(out)
@@ -131,7 +131,7 @@ def test_other_commands_say_the_same_of_a_run_before_and_after(heterps, workspac
     asked = [("runs", "--json"), ("cost", OLD), ("cost", "--json"), ("explain", OLD)]
     before = [heterps(*arguments) for arguments in asked]
 
-    # Rented machines, and no store named: told with a status of its own, while the rest is done.
+    # Rented machines, and no store named: reported with a status of its own, while the rest is done.
     status, out, err = heterps("tidy")
 
     assert (status, out.splitlines()[0]) == (1, f"runs: removed 1 ({OLD}), 2.0 MB")

@@ -104,7 +104,7 @@ def test_the_nightly_run_has_the_parameters_that_the_environment_sets(monkeypatc
         ({"min_positives": 0}, "min_positives .* must be a whole number of clicks, at least 2"),
     ],
 )
-def test_a_wrong_parameter_of_the_night_is_told_before_anything_is_served(nightly, message, monkeypatch):
+def test_a_wrong_parameter_of_the_night_is_reported_before_anything_is_served(nightly, message, monkeypatch):
     monkeypatch.setenv("HETERPS_NIGHTLY", json.dumps(nightly))
 
     with pytest.raises(ConfigurationError, match=message):

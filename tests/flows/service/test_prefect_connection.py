@@ -23,7 +23,7 @@ def test_a_run_whose_own_server_would_meet_a_locked_database_is_refused_in_one_l
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     workspace = Workspace(root=tmp_path).create()
     for name, value in project_environment(workspace).items():
-        monkeypatch.setenv(name, value)  # so that it is restored behind the test
+        monkeypatch.setenv(name, value)  # so that it is restored after the test
     path = workspace.prefect_home / "prefect.db"
     with closing(sqlite3.connect(path)) as holder:
         holder.execute("CREATE TABLE alembic_version (version_num)")
@@ -66,7 +66,7 @@ def answering_url():
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "told"),
+    ("status", "body", "reported"),
     [
         (200, b"<html>_welcome</html>", "does not .*; start it, or unset PREFECT_API_URL"),
         (200, b"[]", r"does not \(its answer is none of Prefect's\)"),
@@ -76,13 +76,13 @@ def answering_url():
     ],
 )
 def test_a_server_that_the_user_named_and_is_none_is_refused_in_one_line(
-    tmp_path, monkeypatch, answering_url, status, body, told
+    tmp_path, monkeypatch, answering_url, status, body, reported
 ):
     monkeypatch.setattr(Answer, "status", status)
     monkeypatch.setattr(Answer, "body", body)
     monkeypatch.setenv("PREFECT_API_URL", answering_url)
 
-    with pytest.raises(ConfigurationError, match=f"PREFECT_API_URL must be .*{told}") as refused:
+    with pytest.raises(ConfigurationError, match=f"PREFECT_API_URL must be .*{reported}") as refused:
         chosen_server(Workspace(root=tmp_path)).check_answers()
 
     assert "\n" not in str(refused.value)
@@ -117,7 +117,9 @@ class OtherPassword(BaseHTTPRequestHandler):
         pass
 
 
-def test_a_password_that_was_changed_while_its_server_runs_is_told_in_one_line(tmp_path, monkeypatch, capsys):
+def test_a_password_that_was_changed_while_its_server_runs_is_reported_in_one_line(
+    tmp_path, monkeypatch, capsys
+):
     clicks = write_click_stream(tmp_path / "clicks.tsv", num_rows=50, seed=0).path
     workspace = Workspace(root=tmp_path / "home").create()
     monkeypatch.setenv("HETERPS_HOME", str(workspace.root))

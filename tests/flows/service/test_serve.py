@@ -55,7 +55,7 @@ def test_an_error_is_one_line_and_an_exit_status(tmp_path, monkeypatch, capsys):
         ('{"dada": 1}', "'dada' is not a known parameter of train-ctr in HETERPS_NIGHTLY"),
     ],
 )
-def test_wrong_parameters_of_the_night_are_told_before_anything_starts(
+def test_wrong_parameters_of_the_night_are_reported_before_anything_starts(
     tmp_path, monkeypatch, capsys, nightly, message
 ):
     monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))

@@ -122,7 +122,7 @@ def test_a_service_that_does_not_answer_is_given_up(tmp_path, supervisor):
 
 
 def test_what_a_service_has_started_ends_well_before_it(tmp_path, supervisor):
-    """Prefect's serving process kills its flow runs at once when it is told to end."""
+    """Prefect's serving process kills its flow runs at once when it is asked to end."""
     mark, log = tmp_path / "mark", tmp_path / "thing.log"
     run = f"""
 import signal, sys, time

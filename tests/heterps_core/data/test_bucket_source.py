@@ -56,7 +56,7 @@ class Bucket:
             self.faults.pop(0) if self.faults and method == "GET" and "HTTP_RANGE" in environment else None
         )
         if isinstance(fault, int):
-            start_response(f"{fault} as it was told", [("Content-Length", "0")])
+            start_response(f"{fault} as it was asked", [("Content-Length", "0")])
             yield b""
             return
         for content in SERVE(application, environment, start_response):
@@ -332,13 +332,13 @@ def test_text_that_changes_while_it_is_converted_is_refused(bucket, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["s3://clicks/raw?regoin=us-east-1", "s3://"])
-def test_a_uri_that_is_none_is_told(source):
+def test_a_uri_that_is_none_is_reported(source):
     with pytest.raises(ConfigurationError, match=r"a bucket must be given as s3://BUCKET/PREFIX"):
         list_source_files(source)
 
 
 @pytest.mark.parametrize("look", [list_source_files, partitions_of, lambda source: find_night(source, None)])
-def test_a_bucket_that_may_not_be_read_is_told(bucket, look):
+def test_a_bucket_that_may_not_be_read_is_reported(bucket, look):
     def refuse(application, environment, start_response):
         start_response("403 Forbidden", [("Content-Length", "0")])
         return [b""]

@@ -127,8 +127,8 @@ def test_columns_that_have_outgrown_the_tables_of_the_champion_are_named():
     columns = [column(100, name="country"), column(60_000, name="ad"), column(60_000, name="page")]
 
     assert outgrown_tables(columns, (1_024, 65_536, 131_072), num_rows=10**7) is None
-    told = outgrown_tables(columns, (1_024, 32_768, 65_536), num_rows=10**7)
-    assert told == (
+    reported = outgrown_tables(columns, (1_024, 32_768, 65_536), num_rows=10**7)
+    assert reported == (
         "the champion's tables are kept, but 1 of 3 columns have outgrown theirs: ad has 32,768 rows and would get "
         "131,072; start_from=scratch trains a model with new ones, which have fewer collisions"
     )

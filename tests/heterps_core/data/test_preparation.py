@@ -233,7 +233,7 @@ def test_a_parquet_file_without_rows_beside_others_is_no_error(tmp_path):
         ),
     ],
 )
-def test_files_of_one_source_whose_columns_differ_are_told_apart(tmp_path, column, kind, problem):
+def test_files_of_one_source_whose_columns_differ_are_reported_apart(tmp_path, column, kind, problem):
     """Categories by their types only where a model keeps the first rule for texts."""
     write_parquet(tmp_path / "in" / "first.parquet", 50)
     table = pq.read_table(tmp_path / "in" / "first.parquet").drop_columns([column])

@@ -92,20 +92,20 @@ def prepare_at_the_same_time(source, out_dir, sizes):
     ]
     for process in processes:
         process.start()
-    told = [answers.get(timeout=120) for _ in processes]
+    reported = [answers.get(timeout=120) for _ in processes]
     for process in processes:
         process.join(60)
-    return told
+    return reported
 
 
 def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_other_waits_for_it(tmp_path):
     source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
     alone = prepare(source, tmp_path / "alone")
 
-    told = prepare_at_the_same_time(source, tmp_path / "both", [50, 50])
+    reported = prepare_at_the_same_time(source, tmp_path / "both", [50, 50])
 
-    assert sorted(logged for _, _, logged, _, _ in told) == [["prepared"], ["reusing"]]
-    assert {(ids, rows) for *_, ids, rows in told} == {(all_rows(alone).ids.sum(), 30_000)}
+    assert sorted(logged for _, _, logged, _, _ in reported) == [["prepared"], ["reusing"]]
+    assert {(ids, rows) for *_, ids, rows in reported} == {(all_rows(alone).ids.sum(), 30_000)}
     both = PreparedDataset.open(tmp_path / "both")
     np.testing.assert_array_equal(all_rows(both).ids, all_rows(alone).ids)
     np.testing.assert_array_equal(all_rows(both).dense, all_rows(alone).dense)
@@ -115,10 +115,10 @@ def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_othe
 def test_two_processes_that_prepare_one_folder_otherwise_each_get_their_own_rows(tmp_path):
     source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
 
-    told = prepare_at_the_same_time(source, tmp_path / "both", [50, 51])
+    reported = prepare_at_the_same_time(source, tmp_path / "both", [50, 51])
 
-    assert {(asked, got) for asked, got, *_ in told} == {(50, 50), (51, 51)}
-    assert [logged for _, _, logged, _, _ in told] == [["prepared"], ["prepared"]]
+    assert {(asked, got) for asked, got, *_ in reported} == {(50, 50), (51, 51)}
+    assert [logged for _, _, logged, _, _ in reported] == [["prepared"], ["prepared"]]
 
 
 def test_who_replaces_the_rows_as_soon_as_it_may_does_not_change_what_the_first_gets(

@@ -121,15 +121,15 @@ def test_missing_values_within_a_list_are_left_out():
     assert ids_of_texts([lists[3:]], features).tolist() == [[0, -1], [c, a]]
 
 
-def test_lists_that_are_cut_are_told_once(source, tmp_path, caplog):
+def test_lists_that_are_cut_are_reported_once(source, tmp_path, caplog):
     prepare(source, tmp_path)
     prepare(source, tmp_path)
 
-    told = [record.getMessage() for record in caplog.records if "max_length" in record.getMessage()]
+    reported = [record.getMessage() for record in caplog.records if "max_length" in record.getMessage()]
     lengths = [len(tags) for tags in pq.read_table(source)["tags"][:2_400].to_pylist()]
     share = 100 * np.mean(np.array(lengths) > 8)
-    assert len(told) == 3
-    assert told[0] == (
+    assert len(reported) == 3
+    assert reported[0] == (
         f"{share:.1f} % of the lists of column tags are longer than its max_length, 8: the rest of them is not used"
     )
 

@@ -260,7 +260,7 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_result(tables, tmp_path,
     assert not list((tmp_path / "results").iterdir())
 
 
-def test_a_damaged_file_is_told_in_one_line(tables, tmp_path):
+def test_a_damaged_file_is_reported_in_one_line(tables, tmp_path):
     whole = tables["users"].read_bytes()
     tables["users"].write_bytes(whole[:40] + bytes(len(whole) - 48) + whole[-8:])
 
@@ -307,7 +307,7 @@ def test_a_query_reads_text_with_line_breaks_in_quotes_other_separators_and_part
     assert pq.read_table(found)["site"].to_pylist() == ["a\n,b", "c"]
 
 
-def test_without_duckdb_it_is_told_how_to_get_it(tables, tmp_path, monkeypatch):
+def test_without_duckdb_it_is_reported_how_to_get_it(tables, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
 
     with pytest.raises(

@@ -45,7 +45,7 @@ def ids_of_step(step: int) -> torch.Tensor:
 
 
 def train(rank: int, num_replicas: int) -> dict[str, np.ndarray]:
-    """Return the shard's tensors behind some steps, in which every looked-up value is drawn to 1."""
+    """Return the shard's tensors after some steps, in which every looked-up value is drawn to 1."""
     table = new_table(dist.group.WORLD if num_replicas > 1 else None)
     for step in range(NUM_STEPS):
         own = ids_of_step(step)[BATCH_SIZE * rank // num_replicas : BATCH_SIZE * (rank + 1) // num_replicas]

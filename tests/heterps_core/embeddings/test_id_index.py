@@ -120,7 +120,7 @@ def test_ids_without_room_read_the_shared_row_of_their_full_bucket():
     assert torch.equal(index.rows_seen(ids, changed), rows)
 
 
-def test_a_place_behind_the_end_of_a_list_stays_one():
+def test_a_place_after_the_end_of_a_list_stays_one():
     index, changed = new_index()
     ids = torch.tensor([[int(ids_of(0, 0, 1)), NO_ID]])
 

@@ -42,7 +42,7 @@ def test_no_rows_have_no_distinct_ones(allows_none):
 
 
 @pytest.mark.parametrize("bad", [NO_ID, 6, 2**33, -(2**33)])
-def test_a_row_outside_of_the_table_is_told(bad):
+def test_a_row_outside_of_the_table_is_reported(bad):
     with pytest.raises(IndexError, match=rf"rows must lie in 0\.\.5, got {bad}$"):
         distinct_rows(np.array([[5, bad], [0, 1]]), num_rows=6)
 

@@ -67,7 +67,7 @@ def test_a_window_leaves_room_for_the_batches_that_follow(num_following, fits):
     assert plan.fits(np.arange(300, 500), [np.arange(500, 500 + num_following)]) == fits
 
 
-def test_a_batch_of_as_many_rows_as_there_are_slots_fits_behind_empty_windows():
+def test_a_batch_of_as_many_rows_as_there_are_slots_fits_after_empty_windows():
     plan = WindowPlan(PARTS, NUM_SLOTS)
     plan.add(np.arange(NUM_SLOTS))
     num_empty = -1

@@ -34,7 +34,7 @@ def vector(layer: SlotEmbedding, slot: int, row: int) -> torch.Tensor:
     return layer.table.weight_RD[FEATURES.slot_offsets[slot] + row]
 
 
-def test_a_sequence_is_kept_in_order_with_zeros_behind_its_end_and_its_length():
+def test_a_sequence_is_kept_in_order_with_zeros_after_its_end_and_its_length():
     layer = make_layer(keeps_sequences=True, input_width=1)
 
     found = layer(BATCH, torch.full((2, 1), 7.0))

@@ -155,7 +155,7 @@ def build_without_argument():
     ("function", "message"),
     [("build_that_raises", "raised ValueError: boom"), ("build_without_argument", "raised TypeError")],
 )
-def test_what_a_users_function_raises_is_told_without_a_traceback(function, message):
+def test_what_a_users_function_raises_is_reported_without_a_traceback(function, message):
     with pytest.raises(ConfigurationError, match=message):
         build_chain(f"{HERE}:{function}", FEATURES, seed=0)
 

@@ -79,7 +79,7 @@ def with_alternatives(*alternatives: InstanceOffer, count: int = 1) -> InstanceG
     return dataclasses.replace(group(0, count=count, units=1), alternatives=alternatives)
 
 
-def test_every_machine_may_be_had_as_an_alternative_and_is_then_priced_as_that():
+def test_every_machine_may_be_an_alternative_and_is_then_priced_as_that():
     costlier = other_offer("m7i.xlarge", 1.2)
     made = plan((2,), with_alternatives(costlier, count=2))
 

@@ -168,7 +168,7 @@ def test_a_failed_measurement_ends_with_what_the_process_said():
 
 
 @pytest.mark.parametrize(("num_kills", "is_memory"), [((7, 8), True), ((7, 7), False)])
-def test_a_measurement_that_the_kernel_kills_is_told_from_another_death(
+def test_a_measurement_that_the_kernel_kills_is_reported_from_another_death(
     tmp_path, monkeypatch, num_kills, is_memory
 ):
     (tmp_path / "ends_by_kill.py").write_text("import os; os.kill(os.getpid(), 9)")

@@ -142,7 +142,7 @@ def test_what_is_no_text_is_named():
         ids([["a", "b"]])
 
 
-def test_columns_that_are_missing_or_of_other_lengths_are_told():
+def test_columns_that_are_missing_or_of_other_lengths_are_reported():
     with pytest.raises(DataError, match="must have the columns age"):
         model_input({"site": ["a"]}, SCHEMA, PLAIN, FEATURES)
     with pytest.raises(DataError, match="must have columns of one length, got 1, 2"):

@@ -73,7 +73,7 @@ class Held(Slow):
     def forward(self, activation: torch.Tensor) -> torch.Tensor:
         self.num_calls += self.training
         if self.num_calls == (self.held_step - 1) * NUM_MICROBATCHES:
-            # The end of this step is then told: of several within the interval only one is.
+            # The end of this step is reported then: one of several within the interval.
             time.sleep(1.5 * REPORT_INTERVAL_S)
         if self.num_calls == (self.held_step - 1) * NUM_MICROBATCHES + 1:
             wait_for(self.go_on_path().exists, timeout_s=60, what="the word to go on")

@@ -1,4 +1,4 @@
-"""Whole runs whose workers find no memory: what cannot fit is refused beforehand, what is killed for it is told."""
+"""Whole runs whose workers find no memory: an oversized job is refused before its start, a killed worker is named."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def small_group() -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_tried_again(
+def test_a_worker_that_the_kernel_kills_for_memory_is_reported_with_figures_and_not_tried_again(
     small_group, dataset, tmp_path
 ):
     run = RunDirectory(str(tmp_path))
@@ -141,13 +141,13 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_told_with_figures_and_not_
 
     assert isinstance(outcome, Failed)
     message = str(outcome.error)
-    told = re.match(
+    reported = re.match(
         r"worker \d \(stage 1, replica 0\) failed after step 12: .*the kernel killed its process for lack of it: it "
         r"used ([0-9.]+) GB when last seen, of 1.50 GB",
         message,
     )
-    assert told, message
-    assert 0.7 < float(told.group(1)) <= 1.5, "what was used just before the limit is told as 1.50"
+    assert reported, message
+    assert 0.7 < float(reported.group(1)) <= 1.5, "what was used just before the limit is reported as 1.50"
     assert "use smaller tables, more replicas, or a machine with more memory" in message
 
 

@@ -111,7 +111,7 @@ def test_a_node_that_falls_silent_before_any_step_is_lost_though_others_wait_for
     assert outcome.node_ids == ("first",)
 
 
-def test_a_node_that_falls_silent_behind_the_result_is_not_missed(run):
+def test_a_node_that_falls_silent_after_the_result_is_not_missed(run):
     run.write_json(RESULT, {"is_complete": True, "judgements": {}})
 
     assert isinstance(follow(run), Complete)

@@ -112,7 +112,7 @@ class Case(NamedTuple):
 
 
 DRAINED = (4, 5)
-"""Steps before which the pipeline is empty, as behind a checkpoint."""
+"""Steps before which the pipeline is empty, as after a checkpoint."""
 
 CASES = [
     Case("ctrdnn", (2,), (0,)),

@@ -38,7 +38,7 @@ class Start(nn.Module):
 
 
 class Slow(nn.Module):
-    """Takes as long as it is told, step by step."""
+    """Takes as long as it is asked to, step by step."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -377,7 +377,7 @@ def test_the_start_model_of_another_job_is_refused(dataset, exported, tmp_path):
         load_start_model(run, start, build(job), config=job.config)
 
 
-def test_a_missing_start_model_is_told(dataset, exported, tmp_path):
+def test_a_missing_start_model_is_reported(dataset, exported, tmp_path):
     job = make_job(dataset.directory, (1, 1))
 
     with pytest.raises(CheckpointError, match=r"^start_model/manifest.json .* is missing; start a new run$"):

@@ -1,4 +1,4 @@
-"""Workers stop behind the same step, soon after it was asked for, however long a step takes."""
+"""Workers stop after the same step, soon after it was asked for, however long a step takes."""
 
 import time
 
@@ -39,10 +39,10 @@ def train_until_stopped(rank, location, step_s):
 
 
 @pytest.mark.parametrize("step_s", [0.001, 0.4])
-def test_all_workers_stop_behind_the_same_step_within_two_seconds(tmp_path, step_s):
+def test_all_workers_stop_after_the_same_step_within_two_seconds(tmp_path, step_s):
     first, second = run_in_processes(train_until_stopped, 2, str(tmp_path), step_s)
 
     assert first[0] == second[0]
     assert first[1] < LIMIT_S
-    # One question of a thousand short steps would do; none is asked behind most of them.
+    # One question of a thousand short steps would do; none is asked after most of them.
     assert first[2] == second[2] <= max(first[0] // 20, 8)

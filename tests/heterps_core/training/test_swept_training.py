@@ -214,7 +214,7 @@ def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_b
 
 
 def train_part_until_killed(rank: int, run_folder: str) -> None:
-    """Train until the kernel ends this process in the middle of a sweep behind the first checkpoint."""
+    """Train until the kernel ends this process in the middle of a sweep after the first checkpoint."""
     run, write, num_writes = RunDirectory(run_folder), cold_rows.ColdRows.write, 0
 
     def write_some(self: cold_rows.ColdRows, block: int, buffer: Any) -> None:

@@ -80,7 +80,7 @@ def test_steps_that_were_done_again_count_once_as_they_were_done_last(run):
     assert found.sent_bytes_per_step == 12.0
 
 
-def test_what_tables_take_of_disks_is_told_for_all_workers_of_a_stage_together():
+def test_what_tables_take_of_disks_is_reported_for_all_workers_of_a_stage_together():
     """By hand: 2 steps of 100 samples; 300 of 1,000 rows fetched, and 5,000 bytes moved."""
     reports = [
         ProcessReport(stage=0, sweeps=SweepCounts(rows_asked=600, rows_fetched=100, bytes_read=2_000)),

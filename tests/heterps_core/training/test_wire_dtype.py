@@ -1,6 +1,6 @@
 """With bfloat16 between workers a model learns what one process learns that rounds at the same places.
 
-Rounded are activations behind a cut and their gradients, the rows that a look-up by messages brings, and the
+Rounded are activations after a cut and their gradients, the rows that a look-up by messages brings, and the
 gradients of rows, which each replica has summed over its rows of a micro-batch. Everything else is float32.
 """
 

@@ -261,12 +261,12 @@ def take_part(rank, port, harm, answers):
 def answers(tmp_path_factory):
     """Return what came of each action in both members of a world, by its function and rank."""
     spawned = multiprocessing.get_context("spawn")
-    told, harm = spawned.Queue(), str(tmp_path_factory.mktemp("answers") / "harm")
-    arguments = (free_loopback_port(), harm, told)
+    reported, harm = spawned.Queue(), str(tmp_path_factory.mktemp("answers") / "harm")
+    arguments = (free_loopback_port(), harm, reported)
     members = [spawned.Process(target=take_part, args=(rank, *arguments)) for rank in (0, 1)]
     for member in members:
         member.start()
-    found = [told.get(timeout=60) for _ in members for _ in ACTIONS]
+    found = [reported.get(timeout=60) for _ in members for _ in ACTIONS]
     for member in members:
         member.join(60)
         assert member.exitcode == 0

@@ -16,19 +16,19 @@ NOW = datetime(2026, 11, 2, tzinfo=UTC)
 
 
 class Run:
-    """A run whose spending is set by hand; writes down what it is told."""
+    """A run whose spending is set by hand; writes down its orders."""
 
     def __init__(self, caps, price_usd_per_hour=6.0):
         self.spending = Spending(run_usd=0.0, month_usd=0.0)
         self.steady_s = 0.0
-        self.told = []
+        self.reported = []
         self.watch = BudgetWatch(
             caps=caps,
             spending=self.read,
             price_usd_per_hour=price_usd_per_hour,
-            on_warning=lambda text: self.told.append(text.partition(";")[0]),
-            on_stop=lambda: self.told.append("stop"),
-            on_end=lambda: self.told.append("end"),
+            on_warning=lambda text: self.reported.append(text.partition(";")[0]),
+            on_stop=lambda: self.reported.append("stop"),
+            on_end=lambda: self.reported.append("end"),
             steady_s=lambda: self.steady_s,
         )
 
@@ -43,14 +43,14 @@ class Run:
         for _ in range(seconds):
             self.steady_s += 1.0
             self.watch.look()
-        return list(self.told)
+        return list(self.reported)
 
     def spend(self, run_usd, month_usd=0.0):
         self.spending = Spending(run_usd=run_usd, month_usd=month_usd)
-        self.told.clear()
+        self.reported.clear()
         self.watch.look()
         self.watch.look()
-        return list(self.told)
+        return list(self.reported)
 
 
 def test_warns_at_80_percent_stops_before_the_cap_and_ends_the_machines_at_it_each_once():
@@ -143,7 +143,7 @@ def test_a_stop_that_cannot_be_asked_for_is_tried_again_and_does_not_keep_the_en
     other = Run(Caps(max_usd_per_run=1.0))
     other.watch.on_stop = refuse
     assert "stop" not in other.spend(0.96)
-    other.watch.on_stop = lambda: other.told.append("stop")
+    other.watch.on_stop = lambda: other.reported.append("stop")
     assert other.spend(0.96) == ["stop"]
 
 

@@ -94,7 +94,7 @@ def test_a_wheel_that_was_replaced_is_not_run(environment):
     assert ended.stdout == ""
 
 
-def test_an_image_without_torch_is_told_what_it_lacks(environment, tmp_path):
+def test_an_image_without_torch_is_reported_what_it_lacks(environment, tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{os.path.realpath(sys.executable)}" -I -S "$@"\n')
     bare.chmod(0o755)

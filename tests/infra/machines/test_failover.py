@@ -45,7 +45,7 @@ def tried(tmp_path, plans, *, caps=None, cost_usd=1.0, **provider):
     )
 
 
-def test_the_next_purchase_is_tried_where_the_first_cannot_be_had(tmp_path):
+def test_the_next_purchase_is_tried_where_the_first_is_not_available(tmp_path):
     with tried(tmp_path, [SCARCE, EXPENSIVE], refused=[0.1]) as cluster:
         assert cluster.run_id == "run-1.2"
         assert cluster.price_usd_per_hour == pytest.approx(0.2)
@@ -93,7 +93,7 @@ def test_spot_is_waited_for_until_the_time_is_needed(tmp_path, times, seconds, m
         assert num_tries is None or cluster.run_id == f"run-1.{num_tries}"
 
 
-def test_all_that_were_tried_are_counted_when_none_can_be_had(tmp_path):
+def test_all_that_were_tried_are_counted_when_none_is_available(tmp_path):
     with (
         pytest.raises(ProvisioningError, match=r"2 of 2 purchases were tried .* none left here"),
         tried(tmp_path, [SCARCE, EXPENSIVE], refused=[0.1, 0.2]),

@@ -38,7 +38,7 @@ class StubbornProvider(LocalProvider):
 
 
 class InterruptedProvider(LocalProvider):
-    """The local provider that is told to end in the middle of ending."""
+    """The local provider that is asked to end in the middle of ending."""
 
     def terminate(self, run_id):
         signal.raise_signal(signal.SIGTERM)
@@ -113,12 +113,12 @@ def test_a_lease_that_cannot_be_renewed_on_the_machines_is_renewed_where_nodes_l
         wait_for(lambda: lease.read_text() != first, timeout_s=30, what="a renewal")
 
 
-def test_nodes_that_are_paid_for_are_told_to_end_at_twice_the_plan(ledger, tmp_path):
-    told = []
+def test_nodes_that_are_paid_for_are_reported_to_end_at_twice_the_plan(ledger, tmp_path):
+    reported = []
 
     class Told(ChargingProvider):
         def launch(self, plan, *, bootstrap, **named):
-            told.append(bootstrap.lifetime_s)
+            reported.append(bootstrap.lifetime_s)
             return super().launch(plan, bootstrap=bootstrap, **named)
 
     provider = Told(tmp_path / "leases")
@@ -141,7 +141,7 @@ def test_nodes_that_are_paid_for_are_told_to_end_at_twice_the_plan(ledger, tmp_p
     # By hand: 0.26 USD an hour and twice (0.005 for an address + 40 GB at 0.08 USD a month of 730 h + 0.00185 for
     # the bucket) are 0.28246. 0.01 USD are 127 s, and a fleet is waited for 900 s; 1 USD is 3.540 h, twice that above
     # 6 h; 1.2 USD 4.248 h.
-    assert told == [900, SIX_HOURS_S, int(1.2 / (0.26 + 2 * (0.005 + 40 * 0.08 / 730 + 0.001848)) * 3600)]
+    assert reported == [900, SIX_HOURS_S, int(1.2 / (0.26 + 2 * (0.005 + 40 * 0.08 / 730 + 0.001848)) * 3600)]
 
 
 def test_a_failed_attempt_to_end_is_repeated(ledger, tmp_path):

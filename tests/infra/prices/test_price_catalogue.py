@@ -107,7 +107,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         (["2026-07-20", "2026-11-21T07:00:00+00:00"], "prices 5 hours to 124 days old"),
     ],
 )
-def test_age_is_told_in_words(times, text):
+def test_age_is_reported_in_words(times, text):
     assert age_text([replace(offer(), price_as_of=time) for time in times], now=NOW) == text
 
 

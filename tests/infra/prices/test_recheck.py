@@ -56,7 +56,7 @@ def test_alternatives_are_checked_too_and_come_in_the_order_of_now():
 
 
 @pytest.mark.parametrize("is_refused", [True, False])
-def test_a_price_that_is_not_answered_stays_as_planned_and_is_told(is_refused):
+def test_a_price_that_is_not_answered_stays_as_planned_and_is_reported(is_refused):
     prices, pricing, ec2 = stubbed_prices(REGION)
     if is_refused:
         pricing.add_client_error("get_products", "UnauthorizedOperation", "no")

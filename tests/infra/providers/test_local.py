@@ -74,8 +74,8 @@ def wait_until(condition, timeout_s=10.0):
 
 def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, tmp_path):
     program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
-    told = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
-    cluster = launch(provider, ledger, told)
+    reported = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
+    cluster = launch(provider, ledger, reported)
     provider.wait_until_ready(cluster, timeout_s=20.0)
     console = tmp_path / "run" / "nodes" / "stage1-node0" / "console.log"
     wait_until(lambda: console.read_text().endswith("}\n"))
@@ -87,7 +87,7 @@ def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, t
     assert (variables["HETERPS_NODE_IS"], variables["HETERPS_DRY_RUN"]) == ("process", "1")
     assert variables["HETERPS_RUN_DIR"] == str(tmp_path / "run")
     assert bytes.fromhex(variables["HETERPS_RUN_KEY"]) == b"key"
-    assert "key" not in repr(told).replace("run_key", "")
+    assert "key" not in repr(reported).replace("run_key", "")
 
 
 @pytest.mark.slow

@@ -102,7 +102,7 @@ def test_a_time_that_is_past_today_is_meant_for_tomorrow_in_the_zone_of_the_sche
     )
 
 
-def test_an_impossible_deadline_is_told_with_its_numbers_and_the_way_out():
+def test_an_impossible_deadline_is_reported_with_its_numbers_and_the_way_out():
     with pytest.raises(InfeasiblePlanError) as caught:
         deadline("06:00", datetime(2026, 11, 21, 5, 55, tzinfo=BERLIN))
 

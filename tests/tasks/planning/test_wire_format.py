@@ -38,7 +38,7 @@ def searched(*, gbit_per_s, exchange_seconds, max_units=8, asked=None):
     return wire_dtype, formats, searches.chosen.plan
 
 
-def test_behind_a_slow_link_half_the_bytes_are_taken_where_the_plan_costs_less():
+def test_over_a_slow_link_half_the_bytes_are_taken_where_the_plan_costs_less():
     # By hand: the exchange takes 200 ms / k beside 80 ms / k of computing, then 100 ms / k, for half the cost.
     full = searched(gbit_per_s=2, exchange_seconds=0.2, asked="float32")[-1]
 

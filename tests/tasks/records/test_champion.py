@@ -243,7 +243,7 @@ def test_a_version_that_is_damaged_after_it_was_judged_is_not_promoted(models):
     assert models.champion == OLD
 
 
-def test_a_damaged_champion_is_told_and_can_be_left(models):
+def test_a_damaged_champion_is_reported_and_can_be_left(models):
     models.crown(OLD, FITTED)
 
     with models.damaged(FITTED):
@@ -263,7 +263,7 @@ def test_a_damaged_champion_is_told_and_can_be_left(models):
         (lambda text: "{", "MLmodel cannot be read"),
     ],
 )
-def test_an_exchanged_loader_and_a_damaged_description_are_told(models, changed, message):
+def test_an_exchanged_loader_and_a_damaged_description_are_reported(models, changed, message):
     models.crown(FITTED)
     path = models.folder_of(FITTED).parents[1] / "MLmodel"
     whole = path.read_text()

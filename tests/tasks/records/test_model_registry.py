@@ -281,7 +281,7 @@ def test_the_champion_is_loaded_from_python_after_its_files_are_checked(
     assert not (tmp_path / "has run").exists()
 
 
-def test_an_unknown_version_is_told_with_the_known_ones(registered):
+def test_an_unknown_version_is_reported_with_the_known_ones(registered):
     with pytest.raises(UnknownNameError, match="'9' is not a known version of ctr; known are: 1"):
         model_registry.find_version(registered, "9")
 
@@ -323,7 +323,7 @@ def test_files_that_a_team_keeps_in_a_bucket_are_fetched_once_and_checked(regist
     assert model_registry.verified_folder(registered, kept) == fetched
 
 
-def test_a_store_that_does_not_answer_is_told(monkeypatch, tmp_path):
+def test_a_store_that_does_not_answer_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("HETERPS_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 

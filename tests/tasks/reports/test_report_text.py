@@ -126,12 +126,12 @@ def test_what_became_of_the_model_is_one_line(is_promoted, champion_version, sai
     assert facts_of(text)["champion"] == said
 
 
-def test_steps_that_were_trained_twice_are_told():
+def test_steps_that_were_trained_twice_are_reported():
     lost = replace(make_training(), num_attempts=3, num_repeated_steps=1_200)
 
     assert "restarted" not in facts_of(screen(make_run_report(), "no rows were held out"))
-    told = facts_of(screen(make_run_report(training=lost), "no rows were held out"))["restarted"]
-    assert told == "2 times; 1,200 steps done again"
+    reported = facts_of(screen(make_run_report(training=lost), "no rows were held out"))["restarted"]
+    assert reported == "2 times; 1,200 steps done again"
 
 
 LINKS = [("This run in MLflow", "http://127.0.0.1:5000/#/x")]

@@ -195,7 +195,7 @@ def test_a_run_that_has_waited_long_enough_is_refused(workspace, monkeypatch):
         pass
 
 
-def test_a_second_flow_run_of_one_run_is_refused_at_once_and_told_of_its_machines(workspace, caplog):
+def test_a_second_flow_run_of_one_run_is_refused_at_once_and_reported_of_its_machines(workspace, caplog):
     caplog.set_level(logging.INFO)
     with (
         only_fleet(workspace, "run-1", flow_run_id="first"),

@@ -97,7 +97,7 @@ def test_how_the_run_goes_on_stands_beside_its_last_loss(workspace, run):
 
 
 def write_steps(run, attempt, step, *, seconds_behind_loss):
-    """Write the file of a step as its worker does, so many seconds behind the loss."""
+    """Write the file of a step as its worker does, so many seconds after the loss."""
     name = f"steps/{attempt:03d}-{step:08d}.json"
     run.write_json(name, [])
     at_s = NOW.timestamp() + seconds_behind_loss
@@ -128,7 +128,7 @@ def test_what_is_not_trained_again_has_no_cost_yet(workspace, run):
     assert (restart.seconds, restart.usd) == (None, None)
 
 
-def test_the_loss_behind_the_last_restart_of_an_hour_ends_the_run_and_is_told(workspace, run):
+def test_the_loss_after_the_last_restart_of_an_hour_ends_the_run_and_is_reported(workspace, run):
     lose(workspace, run, 1, is_noticed=True)
     lose(workspace, run, 2, minutes=20)
     assert restarts_text(workspace, "r1") == "machines or workers were lost 2 times, 1 with notice"

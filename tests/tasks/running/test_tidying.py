@@ -225,7 +225,7 @@ def test_nothing_is_deleted_where_the_record_does_not_answer(workspace, monkeypa
     assert files_of(workspace.run_directory("old")) == set(FILES)
 
 
-def test_a_run_that_cannot_be_deleted_is_told_and_the_others_go(workspace, tmp_path):
+def test_a_run_that_cannot_be_deleted_is_reported_and_the_others_go(workspace, tmp_path):
     add_run(workspace, "a-stuck", days_ago=31)
     add_run(workspace, "b-old", days_ago=31)
     stuck = workspace.run_directory("a-stuck")
@@ -270,7 +270,7 @@ def keys_in_bucket() -> set[str]:
     return {entry["Key"] for entry in boto3.client("s3").list_objects_v2(Bucket="runs").get("Contents", [])}
 
 
-def test_a_run_store_that_is_not_named_or_cannot_be_is_told_and_the_rest_is_done(workspace, monkeypatch):
+def test_a_run_store_that_is_not_named_or_cannot_be_is_reported_and_the_rest_is_done(workspace, monkeypatch):
     add_run(workspace, "rented", days_ago=31)
     add_machine(workspace, "rented", provider="aws", ended_days_ago=31)
 

@@ -112,14 +112,14 @@ def test_a_column_name_with_quotes_and_other_scripts_is_read_from_toml_as_it_was
         ("[schema]\nschema_version = 1\nname = 2026-11-01\n", "name: must be a text, got .*2026"),
     ],
 )
-def test_a_toml_file_that_is_no_schema_is_told(tmp_path, text, message):
+def test_a_toml_file_that_is_no_schema_is_reported(tmp_path, text, message):
     (tmp_path / "x.toml").write_text(text)
 
     with pytest.raises(ConfigurationError, match=rf"x\.toml: .*{message}"):
         DataSchema.load(tmp_path / "x.toml")
 
 
-def test_a_label_that_another_column_gives_away_and_rows_out_of_order_are_told(tmp_path, columns, capsys):
+def test_a_label_that_another_column_gives_away_and_rows_out_of_order_are_reported(tmp_path, columns, capsys):
     times = pa.array(np.random.default_rng(0).permutation(NUM_ROWS), pa.timestamp("s"))
     table = {**columns, "dwell": np.where(columns["Click"], 7.5, 0.0), "at": times}
     pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
@@ -155,7 +155,7 @@ def test_text_with_a_header_is_looked_at_too_and_the_label_may_be_named(tmp_path
     )
 
 
-def test_padded_fields_are_told_from_blanks_that_belong_to_them(tmp_path):
+def test_padded_fields_are_reported_from_blanks_that_belong_to_them(tmp_path):
     names = "label, age, town, workclass"
     rows = [
         f"{row % 2}, {20 + row % 51}, {'?' if row % 5 == 0 else 'Bad Ems'}, w{row % 9}" for row in range(500)
@@ -214,7 +214,7 @@ def test_of_days_the_latest_is_looked_at_here_and_in_a_bucket(parquet, tmp_path,
         (["--output", "{parquet}"], "must not be there yet, but .*clicks.parquet is"),
     ],
 )
-def test_what_cannot_be_proposed_is_told(parquet, tmp_path, capsys, arguments, message):
+def test_what_cannot_be_proposed_is_reported(parquet, tmp_path, capsys, arguments, message):
     output = [] if "--output" in arguments else ["--output", str(tmp_path / "s.json")]
     arguments = [each.format(parquet=parquet) for each in arguments]
 
@@ -267,7 +267,7 @@ def test_names_for_a_file_that_has_its_own_are_refused(parquet, tmp_path, capsys
     ("separator", "asked"),
     [(";", []), ("\x01", []), ("~", ["--separator", "~"]), ("\x02", ["--separator", r"\x02"])],
 )
-def test_fields_between_other_separators_are_told_apart_and_can_be_prepared(tmp_path, separator, asked):
+def test_fields_between_other_separators_are_reported_apart_and_can_be_prepared(tmp_path, separator, asked):
     (tmp_path / "000000_0").write_text("1;a\n0;\\N\n0;b\n".replace(";", separator) * 20)
     output = tmp_path / "s.toml"
 

@@ -10,7 +10,7 @@ from heterps_core.data.reading.days import partitions_of
 from infra.workspace import Workspace
 
 
-def test_days_are_written_and_what_they_can_reach_is_told(tmp_path, capsys):
+def test_days_are_written_and_what_they_can_reach_is_reported(tmp_path, capsys):
     status = main(
         f"make-days {tmp_path} --first-day 2026-11-30 --num-days 2 --rows-per-day 500 --seed 3".split()
     )
@@ -23,7 +23,7 @@ def test_days_are_written_and_what_they_can_reach_is_told(tmp_path, capsys):
     assert [str(day) for day in partitions_of(tmp_path)] == ["2026-11-30", "2026-12-01"]
 
 
-def test_a_wrong_day_is_told_in_one_line(tmp_path, capsys):
+def test_a_wrong_day_is_reported_in_one_line(tmp_path, capsys):
     assert main(f"make-days {tmp_path} --first-day 30.11.2026".split()) == 2
 
     assert "a day must be a date such as 2026-11-21, got '30.11.2026'" in capsys.readouterr().err
@@ -39,11 +39,11 @@ def test_rich_days_are_trained_with_the_schema_beside_them(tmp_path, capsys, mon
 
     assert main(asked.split()) == 0
 
-    told = capsys.readouterr().out.splitlines()[2].split()
+    reported = capsys.readouterr().out.splitlines()[2].split()
     rows = pq.read_table(folder / "day=2026-11-02" / "clicks.parquet").to_pydict()
     probabilities = np.load(folder / "day=2026-11-02" / "_clicks.parquet.probabilities.npy")
     best_auc = roc_auc_score(rows["click"], probabilities, sample_weight=rows["weight"])
-    assert told == ["2026-11-02", "3,000", f"{best_auc:.4f}", told[3]]
+    assert reported == ["2026-11-02", "3,000", f"{best_auc:.4f}", reported[3]]
     assert best_auc > 0.75
 
     run_id = train_ctr(

@@ -24,7 +24,7 @@ def is_click():
         lambda is_click: pa.array(2 * is_click.astype(int)),
     ],
 )
-def test_a_column_that_is_filled_after_the_click_is_told(leaking, is_click):
+def test_a_column_that_is_filled_after_the_click_is_reported(leaking, is_click):
     assert "tells the label alone (AUC 1.000)" in leak_remark(leak_auc(leaking(is_click), is_click))
 
 
@@ -46,7 +46,7 @@ def test_too_few_clicks_say_nothing(is_click):
     assert leak_auc(pa.array(few.astype(str)), few) == 0.5
 
 
-def test_rows_out_of_the_order_of_time_are_told_with_their_share():
+def test_rows_out_of_the_order_of_time_are_reported_with_their_share():
     in_order = pa.array([1, 2, 2, None, 3, 5], pa.timestamp("s"))
     shuffled = pa.array([1, 3, 2, None, 5, 4], pa.timestamp("s"))
 

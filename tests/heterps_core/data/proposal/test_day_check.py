@@ -66,7 +66,7 @@ def test_a_day_that_is_drawn_alike_has_no_finding(day):
         ({"at": pa.array(range(ROWS, 0, -1), pa.timestamp("s"))}, "at: rows are not in its order (100%"),
     ],
 )
-def test_what_changed_is_told_with_its_column(day, changed, finding):
+def test_what_changed_is_reported_with_its_column(day, changed, finding):
     check = check_day(day("today", 1, **changed), SCHEMA, before=day("before", 0))
 
     assert any(said.startswith(finding) for said in check.findings), check.findings
@@ -96,7 +96,7 @@ def test_the_index_is_that_of_shares_by_hand(day):
     assert check.columns[1].shift == pytest.approx(0.25 * math.log(3), rel=2e-2)
 
 
-def test_a_column_that_tells_the_label_alone_is_told(day):
+def test_a_column_that_tells_the_label_alone_is_reported(day):
     is_click = np.random.default_rng(0).random(ROWS) < 0.2
     leaking = {"clicked": is_click.astype(int), "site": np.where(is_click, "s1", "s2")}
 

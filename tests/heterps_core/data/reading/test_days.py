@@ -71,7 +71,7 @@ def test_another_folder_within_a_day_is_refused_by_name(tmp_path):
         find_night(tmp_path, None)
 
 
-def test_what_lies_beside_the_days_is_left_out_and_told(tmp_path, caplog):
+def test_what_lies_beside_the_days_is_left_out_and_reported(tmp_path, caplog):
     make_days(tmp_path, "2026-11-09", "2026-11-10")
     (tmp_path / "late.tsv").write_text("row\n")
     (tmp_path / "_SUCCESS").touch()
@@ -95,7 +95,7 @@ def test_what_has_no_days_or_is_one_of_them_is_not_cut_into_days(tmp_path, name)
     assert find_night(source, None) is None
 
 
-def test_a_folder_that_is_no_date_is_left_out_and_told(tmp_path, caplog):
+def test_a_folder_that_is_no_date_is_left_out_and_reported(tmp_path, caplog):
     make_days(tmp_path, "2026-11-09", "2026-02-30")
 
     assert list(partitions_of(tmp_path)) == [date(2026, 11, 9)]

@@ -195,7 +195,7 @@ def test_names_file_line_and_rule_of_a_bad_row(tmp_path, name, bad_line, message
     assert caught.value.line == 32
 
 
-def test_finds_the_line_far_behind_the_first_block(tmp_path):
+def test_finds_the_line_far_after_the_first_block(tmp_path):
     lines = criteo_lines(60_000)
     lines[54_321] = line_with(0, label="yes")
     path = write_lines(tmp_path / "rows.tsv", lines)

@@ -128,7 +128,7 @@ def test_refuses_an_empty_stream(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_told_and_nothing_is_left(tmp_path):
+def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path):
     (tmp_path / "_clicks.tsv.draft").symlink_to("/dev/full")
 
     with pytest.raises(DataError, match="bytes free there"):

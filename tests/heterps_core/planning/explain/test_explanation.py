@@ -10,7 +10,7 @@ from tests.builders import make_problem
 from tests.heterps_core.planning.explain.trying_all import cheapest_by_trying_all, tiny_problem
 
 
-def test_the_cheapest_plan_is_explained_and_the_chosen_ones_distance_told():
+def test_the_cheapest_plan_is_explained_and_the_chosen_ones_distance_reported():
     problem = tiny_problem(0)
     _, cheapest, cost_usd = cheapest_by_trying_all(problem)
     expensive = (Stage(0, 2, "gpu_a", 4),)

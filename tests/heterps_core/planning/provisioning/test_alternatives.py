@@ -110,4 +110,4 @@ def test_alternatives_that_could_break_a_cap_are_left_out_the_costliest_first():
     assert [names(group.alternatives) for group in bought(0.90).groups] == [[], []]
     assert bought(0.1) == dataclasses.replace(
         bought(0.90)
-    )  # a cap that the plan itself breaks is told elsewhere
+    )  # another test has the cap that the plan itself breaks

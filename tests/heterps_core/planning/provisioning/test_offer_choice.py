@@ -112,7 +112,7 @@ def test_unit_price_is_that_of_the_cheapest_size():
     assert prices["cpu-c7i"] == pytest.approx(0.085)
 
 
-def test_names_the_device_types_that_can_be_had_when_one_cannot():
+def test_names_the_device_types_that_are_available_when_one_is_not():
     stages = [Stage(first_layer=0, last_layer=0, device_type="gpu-t4", num_replicas=1)]
     offers = [cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09)]
 

@@ -50,8 +50,8 @@ def in_order(problem: SchedulingProblem, graph: Graph, order: tuple[int, ...]) -
     """Return the line of operations in some order, whose boundaries carry all that is live there."""
     layers = []
     for place, operation in enumerate(order):
-        behind = order[place + 1 :]
-        live = [each for each in order[: place + 1] if any(each in graph[user] for user in behind)]
+        after = order[place + 1 :]
+        live = [each for each in order[: place + 1] if any(each in graph[user] for user in after)]
         crossing = sum(problem.layers[each].output_bytes_per_sample for each in live)
         layers.append(replace(problem.layers[operation], output_bytes_per_sample=crossing))
     return replace(problem, layers=tuple(layers))

@@ -20,7 +20,7 @@ MOST_WORSE, MOST_LOSS = 11, 0.40
 more for one that sends a large tensor past operations that could have come first. Seen on 2026-11-23."""
 
 
-def test_what_is_made_before_a_boundary_and_used_twice_behind_it_crosses_once():
+def test_what_is_made_before_a_boundary_and_used_twice_after_it_crosses_once():
     problem = make_problem(0, num_layers=NUM_OPERATIONS, num_types=2)
     # 0 feeds 1, 2 and 5; all else is a chain beside it.
     graph = {0: frozenset[int](), **{number: frozenset({number - 1}) for number in range(1, 6)}}

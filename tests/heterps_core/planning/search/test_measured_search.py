@@ -90,7 +90,7 @@ def at_most_three_stages(plan):
     return borders if len(borders) <= 2 else None
 
 
-def test_a_plan_beyond_a_known_limit_is_told_as_failed_and_never_measured():
+def test_a_plan_beyond_a_known_limit_is_reported_as_failed_and_never_measured():
     stopwatch = Stopwatch()
 
     found = search(new_tapp(), stopwatch, runs_as=at_most_three_stages, budget_measurements=12)

@@ -50,7 +50,7 @@ def test_a_plan_below_the_floor_fits(tmp_path):
         (plan_document((0, 0, "cpu", 1), (1, 1, "cpu", 1)), "neighbouring stages must differ in device type"),
     ],
 )
-def test_a_plan_that_cannot_be_used_is_told_with_its_file(tmp_path, plan, message):
+def test_a_plan_that_cannot_be_used_is_reported_with_its_file(tmp_path, plan, message):
     with pytest.raises(ConfigurationError) as raised:
         load(tmp_path, problem_document(), plan)
 
@@ -89,7 +89,7 @@ def test_a_plan_that_is_no_json_is_named_once(tmp_path, text):
     assert str(raised.value).count("plan.json") == 1
 
 
-def test_a_problem_that_cannot_be_used_is_told_with_its_file(tmp_path):
+def test_a_problem_that_cannot_be_used_is_reported_with_its_file(tmp_path):
     write_files(tmp_path, problem_document(batch_size=0), plan_document())
 
     with pytest.raises(ConfigurationError, match=r"problem\.json: batch_size: must"):

@@ -42,7 +42,7 @@ def test_a_message_takes_the_slower_lane():
 def test_messages_queue_on_the_lane_that_they_share():
     # Two senders of two rows each, both at 0 s, to one receiver: 2 s, then 2 s more.
     assert transfer(4, 2, 1).received(np.zeros(2), np.zeros(1)) == pytest.approx([4.0])
-    # One sender to two receivers: its second message leaves behind the first.
+    # One sender to two receivers: its second message leaves after the first.
     assert transfer(4, 1, 2).received(np.zeros(1), np.zeros(2)) == pytest.approx([2.0, 4.0])
 
 

@@ -1,4 +1,4 @@
-"""Of the last words of several workers, those of the one that began are told."""
+"""The last words of the worker that failed first are reported, among those of several."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def failure(rank: int, failed_at_s: float, **others: object) -> WorkerFailure:
         "step": 7,
         "attempt": 1,
         "error_type": "LostWorkerError",
-        "message": f"told by {rank}",
+        "message": f"reported by {rank}",
         "exit_status": 6,
         "is_cause": False,
         "is_mistake": False,
@@ -27,7 +27,7 @@ def failure(rank: int, failed_at_s: float, **others: object) -> WorkerFailure:
     return WorkerFailure(rank=rank, failed_at_s=failed_at_s, **(values | others))  # type: ignore[arg-type]
 
 
-def told(tmp_path, *failures: WorkerFailure) -> WorkerFailure | None:
+def reported(tmp_path, *failures: WorkerFailure) -> WorkerFailure | None:
     run = RunDirectory(str(tmp_path))
     for each in failures:
         write_failure(run, each)
@@ -37,16 +37,18 @@ def told(tmp_path, *failures: WorkerFailure) -> WorkerFailure | None:
 def test_an_error_comes_before_the_losses_that_it_caused(tmp_path):
     cause = failure(2, 9.0, is_cause=True, error_type="ValueError")
 
-    assert told(tmp_path, failure(0, 5.0, lost=(1, 1, 0)), failure(1, 6.0, lost=(2, 2, 0)), cause) == cause
+    assert (
+        reported(tmp_path, failure(0, 5.0, lost=(1, 1, 0)), failure(1, 6.0, lost=(2, 2, 0)), cause) == cause
+    )
 
 
 def test_a_loss_that_is_no_number_comes_before_the_gradients_that_it_spoils(tmp_path):
     spoiled = failure(0, 5.0, is_cause=True, error_type="SpoiledGradientsError")
     waiting = failure(2, 4.0, lost=(1, 1, 0))
 
-    assert told(tmp_path / "one", spoiled, waiting) == spoiled
+    assert reported(tmp_path / "one", spoiled, waiting) == spoiled
     loss = failure(1, 6.0, is_cause=True, error_type="TrainingError")
-    assert told(tmp_path / "both", spoiled, waiting, loss) == loss
+    assert reported(tmp_path / "both", spoiled, waiting, loss) == loss
 
 
 def test_in_a_row_of_waiting_workers_the_one_that_nobody_heard_of_is_missed(tmp_path):
@@ -57,14 +59,14 @@ def test_in_a_row_of_waiting_workers_the_one_that_nobody_heard_of_is_missed(tmp_
         failure(2, 7.0, lost=(3, 3, 0)),
     ]
 
-    assert told(tmp_path, *waiting) == waiting[2]
+    assert reported(tmp_path, *waiting) == waiting[2]
 
 
 def test_a_later_attempt_counts(tmp_path):
     later = failure(0, 20.0, attempt=2)
 
-    assert told(tmp_path, failure(1, 5.0, is_cause=True), later) == later
-    assert told(tmp_path / "empty") is None
+    assert reported(tmp_path, failure(1, 5.0, is_cause=True), later) == later
+    assert reported(tmp_path / "empty") is None
 
 
 def make_cluster() -> Cluster:

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 def test_of_a_worker_only_the_main_thread_takes_several_cores_for_a_compiled_loop(tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(TELL_THREADS)
 
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, str(tmp_path / "run.py")],
         env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
@@ -40,7 +40,7 @@ def test_of_a_worker_only_the_main_thread_takes_several_cores_for_a_compiled_loo
     )
 
     # What this process and its others take stays as it was.
-    assert told.stdout.split() == ["1", "3", "2"]
+    assert reported.stdout.split() == ["1", "3", "2"]
 
 
 RUN_ONE_WORKER = """
@@ -70,6 +70,6 @@ def test_workers_are_forked_where_the_temporary_folder_has_a_long_name(tmp_path:
         check=True,
     )
 
-    # The worker was begun: it ends itself, as it is not told of a run.
+    # The worker was begun: it ends itself, as nobody names a run to it.
     assert ended.stdout.split() == ["1", str(folder)]
     assert "HETERPS_RUN_DIR" in (tmp_path / "workers.log").read_text()

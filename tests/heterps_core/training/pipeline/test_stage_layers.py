@@ -34,7 +34,7 @@ def build_layers(model: str) -> list[nn.Module]:
 
 
 def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
-    """Return logits and, behind one step of the tables, all gradients and rows; None: layer by layer."""
+    """Return logits and, after one step of the tables, all gradients and rows; None: layer by layer."""
     layers = build_layers(model)
     fused = StageLayers(layers, precision=precision) if precision else None
     logits = run_layers(layers, BATCH, None) if fused is None else fused(BATCH, None)
@@ -66,7 +66,7 @@ def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, 
 
 @pytest.mark.parametrize("model", CTR_MODELS)
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_bfloat16_is_near_and_leaves_float32_behind(model, is_fused, monkeypatch):
+def test_bfloat16_is_near_and_leaves_no_float32(model, is_fused, monkeypatch):
     if not is_fused:
         monkeypatch.setattr(stage_layers, "has_fused_linear", lambda dtype: False)
     logits, learned = learn(model, "bfloat16")
@@ -105,7 +105,7 @@ class OwnProduct(nn.Linear):
     "activation", [nn.ReLU(), nn.Sigmoid(), nn.GELU(), nn.GELU("tanh"), nn.Tanh(), nn.Identity()], ids=str
 )
 @pytest.mark.parametrize("shape", [(6, 7), (6, 4, 7), (0, 7)])
-def test_any_fully_connected_layer_learns_the_same_with_the_activation_behind_it(activation, shape):
+def test_any_fully_connected_layer_learns_the_same_with_the_activation_after_it(activation, shape):
     torch.manual_seed(1)
     linear = SubclassOfLinear(7, 3)
     entering = [torch.randn(shape).requires_grad_() for _ in range(2)]

@@ -85,7 +85,7 @@ def test_trials_are_trained_and_judged_on_training_rows_alone(dataset, monkeypat
     assert set(range(1_920, 2_400)) <= read
 
 
-def test_a_search_ends_with_its_time_and_a_time_that_is_too_short_is_told_in_a_line(dataset):
+def test_a_search_ends_with_its_time_and_a_time_that_is_too_short_is_reported_in_a_line(dataset):
     started_s = time.monotonic()
     with pytest.raises(
         ConfigurationError,
@@ -162,7 +162,7 @@ def test_turns_are_those_of_the_training_and_a_view_of_fewer_rows_trains_what_th
         (["--minutes", "0.00001"], "the budget must last for one trial at least"),
     ],
 )
-def test_a_wrong_argument_of_the_command_is_told_in_a_line(
+def test_a_wrong_argument_of_the_command_is_reported_in_a_line(
     options, message, clicks, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))

@@ -219,7 +219,7 @@ def test_a_wrong_setting_is_named_where_the_client_is_made(tmp_path, monkeypatch
         aws_client("ec2", region=REGION, config=Config())
 
 
-def test_a_machine_that_ends_while_it_starts_is_told_with_ec2s_reason(launch, client, provider):
+def test_a_machine_that_ends_while_it_starts_is_reported_with_ec2s_reason(launch, client, provider):
     cluster = launch()
     dead = cluster.nodes[0].provider_instance_id
 
@@ -311,7 +311,7 @@ def test_every_error_of_an_answer_counts_and_the_gravest_decides(codes, kind):
     assert all(code in str(error) for code in codes)
 
 
-def test_an_error_of_each_pool_is_told_with_its_own_words():
+def test_an_error_of_each_pool_is_reported_with_its_own_words():
     error = refusal("launch", {"InvalidFleetConfiguration": ["not in 1a", "not in 1b", "not in 1a"]})
 
     assert "InvalidFleetConfiguration: not in 1a, not in 1b; take another zone" in str(error)

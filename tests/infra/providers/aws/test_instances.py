@@ -134,7 +134,9 @@ def test_an_instance_that_went_by_itself_is_charged_until_it_went(launch, provid
     assert swept.usd == pytest.approx((0.09 + SERVICES_USD_PER_HOUR) * 60 / 3600)  # a minute at least
 
 
-def test_a_machine_that_cannot_be_ended_is_told_and_left_to_the_next_sweep(launch, provider, client, ledger):
+def test_a_machine_that_cannot_be_ended_is_reported_and_left_to_the_next_sweep(
+    launch, provider, client, ledger
+):
     launch(plan(offer()))
 
     def refuse(**_):
@@ -174,7 +176,7 @@ def test_says_which_image_is_missing(client, monkeypatch):
         find_image(client, None)
 
 
-def test_an_account_without_a_default_network_is_told_to_name_one(client):
+def test_an_account_without_a_default_network_is_reported_to_name_one(client):
     for subnet in client.describe_subnets()["Subnets"]:
         client.delete_subnet(SubnetId=subnet["SubnetId"])
 

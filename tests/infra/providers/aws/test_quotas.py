@@ -35,7 +35,7 @@ def test_an_instance_counts_against_the_quota_of_its_market_and_group_of_familie
     ],
     ids=["the same", "fewer", "on-demand", "other family"],
 )
-def test_a_purchase_may_be_had_where_it_asks_less_of_the_exhausted_quota(other, is_less):
+def test_a_purchase_is_possible_where_it_asks_less_of_the_exhausted_quota(other, is_less):
     refused = plan(offer(market=Market.SPOT), offer("m7i.large", market=Market.SPOT))
 
     assert asks_less(other, refused, [STANDARD_SPOT]) is is_less

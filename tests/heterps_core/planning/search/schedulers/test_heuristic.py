@@ -61,7 +61,7 @@ def test_every_pair_of_a_cpu_type_and_an_accelerator_is_tried():
     assert sorted(rule_of_thumb_plans(problem).tolist()) == [[1, 0, 1], [1, 2, 1], [3, 0, 3], [3, 2, 3]]
 
 
-def test_a_problem_without_accelerators_is_told_so():
+def test_a_problem_without_accelerators_is_reported_so():
     problem = make_problem(0, num_layers=3, num_types=1)
 
     with pytest.raises(InfeasiblePlanError, match=r"needs a CPU type and an accelerator type.* has cpu; use"):
