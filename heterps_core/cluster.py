@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
@@ -76,17 +76,13 @@ class Cluster(JsonDocument):
         host = self.rendezvous.rpartition(":")[0]
         return next((node for node in self.nodes if node.address == host), self.nodes[0])
 
-    def next_generation(
-        self, replacing: Mapping[str, Node] | None = None, *, without: Collection[str] = ()
-    ) -> Cluster:
-        """Return the cluster whose workers go on where those of this one ended.
+    def next_generation(self, replacing: Mapping[str, Node] | None = None) -> Cluster:
+        """Return the cluster whose workers continue where the workers of this one ended.
 
         Args:
-            replacing: Machines that take the places of lost ones, by the node ids of those.
-            without: Node ids of machines whose places stay empty.
+            replacing: New machines by the node ids of the lost machines whose places they take.
         """
-        kept = [node for node in self.nodes if node.node_id not in without]
-        nodes = tuple((replacing or {}).get(node.node_id, node) for node in kept)
+        nodes = tuple((replacing or {}).get(node.node_id, node) for node in self.nodes)
         host, _, port = self.rendezvous.rpartition(":")
         if all(node.address != host for node in nodes):
             steady = [node for node in nodes if node.market is Market.ON_DEMAND]

@@ -116,15 +116,6 @@ class PreparedDataset:
         """Rows held out: the later part."""
         return self.manifest.num_eval_rows
 
-    @property
-    def eval_labels(self) -> npt.NDArray[np.uint8]:
-        """Labels [num_eval_rows] of the held-out rows, in order, the first of several; read at each call."""
-        return self.labels(self.num_train_rows, self.manifest.num_rows)
-
-    def labels(self, first: int, stop: int) -> npt.NDArray[np.uint8]:
-        """Return the labels of rows first..stop - 1, the first of several."""
-        return self.targets(first, stop)[0]
-
     def targets(self, first: int, stop: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
         """Return labels [n] of rows first..stop - 1, the first of several, and weights [n] if they have any."""
         groups = self._groups.between(first, stop)

@@ -93,7 +93,6 @@ class EndReason(StrEnum):
     OWNER_DEAD = "owner process dead"
     GONE = "found gone"
     PREEMPTED = "preempted by the cloud"
-    LEFT = "the run went on with other machines"  # written by earlier versions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

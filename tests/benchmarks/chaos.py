@@ -179,7 +179,8 @@ class Case:
         forget_lost(self.run, lost.node_ids)
         left = Counter(node.stage for node in cluster.nodes if node not in gone)
         if self.shrinks and gone and all(left[stage] for stage in STAGE_OF_HOST):
-            following = cluster.next_generation(without={node.node_id for node in gone})
+            left_nodes = tuple(node for node in cluster.nodes if node not in gone)
+            following = replace(cluster, nodes=left_nodes).next_generation()
         else:
             following = cluster.next_generation(
                 {node.node_id: self.spares.pop(0).as_node(node.stage) for node in gone}

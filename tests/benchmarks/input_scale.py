@@ -47,6 +47,7 @@ from heterps_core.serving.held_out_predictions import held_out_scores
 from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.node.host_memory import peak_bytes
 from heterps_core.training.pipeline.stage_exchange import replica_slice
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.heterps_core.serving.builders import write_logistic
 from tests.heterps_core.training.reference import plain_model
 from tests.moto_server import empty_cloud
@@ -311,7 +312,7 @@ def train(dataset: PreparedDataset, batches: list[npt.NDArray[np.int64]], seed: 
     share = feed.waited_s / (time.perf_counter() - started_s)
     with torch.no_grad():
         logits = model(dataset.batch(np.arange(dataset.num_train_rows, dataset.manifest.num_rows)))
-    auc = measure_quality(dataset.eval_labels, logits.numpy()).auc
+    auc = measure_quality(held_out_labels(dataset), logits.numpy()).auc
     assert auc is not None
     return auc, share
 

@@ -24,7 +24,7 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
-from tests.heterps_core.data.synthetic_rows import all_rows, held_out
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out, held_out_labels
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
 
@@ -134,7 +134,7 @@ def test_a_run_resumed_under_another_cut_has_the_quality_of_one_without_a_break(
     _, found = resumed[model]
 
     assert (expected.first_step, found.first_step) == (0, STEPS_BETWEEN)
-    assert_alike(found.quality, expected.quality, dataset.eval_labels)
+    assert_alike(found.quality, expected.quality, held_out_labels(dataset))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -145,4 +145,4 @@ def test_what_is_exported_predicts_with_the_quality_that_the_workers_found(model
     rows, mine = all_rows(dataset), held_out(dataset)
     logits = ClickPredictor(tmp_path / "exported").logits(rows.dense[mine], rows.ids[mine])
 
-    assert_alike(measure_quality(rows.labels[mine], logits), found.quality, dataset.eval_labels)
+    assert_alike(measure_quality(rows.labels[mine], logits), found.quality, held_out_labels(dataset))

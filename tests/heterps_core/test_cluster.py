@@ -64,13 +64,12 @@ def test_refuses_no_nodes():
         cluster()
 
 
-def test_the_next_generation_may_be_smaller_and_the_others_keep_their_order():
+def test_the_next_generation_keeps_the_order_of_nodes_and_counts_replicas_anew():
     following = cluster(
-        node("a", stage=0, num_workers=2),
         node("b", stage=0, num_workers=1),
         node("c", stage=1, num_workers=4),
-    ).next_generation(without=["a"])
+    ).next_generation({"b": node("d", stage=0, num_workers=1)})
 
-    assert [each.node_id for each in following.nodes] == ["b", "c"]
+    assert [each.node_id for each in following.nodes] == ["d", "c"]
     assert following.replicas_of(following.nodes[0]) == range(1)
     assert following.generation == 2

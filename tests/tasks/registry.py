@@ -21,6 +21,7 @@ from tasks.judging.promotion_gates import ModelFigures, PromotionDecision, Promo
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_of
 from tasks.running import run_lifecycle
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
 
 NUM_ROWS = 8_000
@@ -46,7 +47,7 @@ def prepare_clicks(folder: Path, **changes) -> PreparedDataset:
 def baseline_of(dataset: PreparedDataset, logits) -> Baseline:
     """A regression that has rated all held-out rows."""
     return Baseline(
-        quality=measure_quality(dataset.eval_labels, logits),
+        quality=measure_quality(held_out_labels(dataset), logits),
         num_train_rows=dataset.num_train_rows,
         logits=logits,
         rated_runs=((dataset.num_train_rows, dataset.manifest.num_rows),),

@@ -21,6 +21,7 @@ from tasks.data import (
     prepare_data,
     source_name,
 )
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.moto_server import empty_cloud
 
 
@@ -67,7 +68,7 @@ def test_a_night_is_trained_on_its_day_and_judged_on_the_next(days, tmp_path):
     assert sources == ["day=2026-11-01", "day=2026-11-02"]
     assert (dataset.num_train_rows, dataset.num_eval_rows) == (700, 700)
     probabilities = np.load(days / "day=2026-11-02" / "_clicks.tsv.gz.probabilities.npy")
-    assert clicks.best_reachable.auc == pytest.approx(roc_auc_score(dataset.eval_labels, probabilities))
+    assert clicks.best_reachable.auc == pytest.approx(roc_auc_score(held_out_labels(dataset), probabilities))
 
 
 def test_the_latest_night_is_the_one_before_the_last_day(days):
@@ -243,7 +244,7 @@ def test_a_query_makes_the_rows_of_a_source_without_days(stream, tmp_path):
 
     assert clicks.open().manifest.num_rows == 500
     assert as_it_lies.open().manifest.num_rows == 3_000
-    labels = [dataset.open().labels(0, 400).tolist() for dataset in (clicks, as_it_lies)]
+    labels = [dataset.open().targets(0, 400)[0].tolist() for dataset in (clicks, as_it_lies)]
     assert labels[0] == labels[1]
     assert source_name(str(stream.path), None, str(query)) == f"{stream.path} through {query}"
 

@@ -19,7 +19,7 @@ from tasks.judging.promotion_gates import BASELINE_GATE, PromotionGates
 from tasks.promotion import promote_if_better
 from tasks.records import model_registry
 from tasks.records.champion import champion_before, champion_of, roll_back
-from tests.heterps_core.data.synthetic_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED, baseline_of
 
 
@@ -187,7 +187,7 @@ def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_o
 
     decision = promote(models, OLD, baseline=baseline_of(models.dataset, fitted))
 
-    labels = models.dataset.eval_labels
+    labels = held_out_labels(models.dataset)
     difference = measure_quality(labels, logits_of(models, OLD)).auc - measure_quality(labels, fitted).auc
     assert not decision.is_promoted
     assert missed(decision) == [BASELINE_GATE]
@@ -211,7 +211,7 @@ def test_a_first_model_that_is_worse_without_proof_becomes_champion_and_says_so(
     logits = logits_of(models, FITTED)
     # Two clicks that the regression ranks higher: too few to prove anything.
     better = logits.copy()
-    better[np.flatnonzero(models.dataset.eval_labels)[:2]] += 1.0
+    better[np.flatnonzero(held_out_labels(models.dataset))[:2]] += 1.0
 
     decision = promote(models, FITTED, baseline=baseline_of(models.dataset, better))
 
@@ -298,7 +298,7 @@ def test_what_they_found_beside_another_model_is_left_aside(models):
 
     assert decision.auc_difference.value != beside_other.auc_difference.value
     assert decision.champion.auc == pytest.approx(
-        measure_quality(models.dataset.eval_labels, logits_of(models, OLD)).auc, abs=1e-5
+        measure_quality(held_out_labels(models.dataset), logits_of(models, OLD)).auc, abs=1e-5
     )
 
 

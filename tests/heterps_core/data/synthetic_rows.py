@@ -81,3 +81,8 @@ def rows_of_texts(texts: pa.Array, *, slot: int, num_rows: int) -> npt.NDArray[n
     """Return the table row [n] of each text in a slot, texts taken as they are written."""
     features = FeatureSpec(num_dense=0, slot_rows=(num_rows,) * (slot + 1), text_rule=FIRST_TEXT_RULE)
     return ids_of_texts([texts] * (slot + 1), features)[:, slot]
+
+
+def held_out_labels(dataset: PreparedDataset) -> np.ndarray:
+    """The labels of the held-out rows, in order, the first of several."""
+    return dataset.targets(dataset.num_train_rows, dataset.manifest.num_rows)[0]

@@ -183,7 +183,7 @@ def test_parts_begin_and_end_within_row_groups(many_groups):
     whole, parts = all_rows(many_groups), list(many_groups.parts(20, 610))
 
     np.testing.assert_array_equal(np.concatenate([part.ids for part in parts]), whole.ids[20:610])
-    np.testing.assert_array_equal(many_groups.labels(20, 610), whole.labels[20:610])
+    np.testing.assert_array_equal(many_groups.targets(20, 610)[0], whole.labels[20:610])
     assert list(many_groups.parts(30, 30)) == []
 
 

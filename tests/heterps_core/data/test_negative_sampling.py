@@ -56,7 +56,7 @@ def test_all_clicks_and_held_out_rows_stay_and_a_share_of_the_others(source, dat
     assert manifest.num_left_out_rows == num_negatives - drawn
     assert manifest.train_click_rate == pytest.approx(1_600 / (1_600 + drawn))
     labels = [int(place % 3 == 0) for place in kept]
-    assert dataset.labels(0, manifest.num_rows).tolist() == labels
+    assert dataset.targets(0, manifest.num_rows)[0].tolist() == labels
     assert dataset.target_batch(np.arange(manifest.num_rows)).labels.tolist() == labels
 
 

@@ -20,6 +20,7 @@ from tests.heterps_core.data.synthetic_rows import (
     all_rows,
     criteo_fields,
     criteo_lines,
+    held_out_labels,
     prepare,
     rows_of_texts,
     write_lines,
@@ -37,7 +38,7 @@ def test_rows_stay_in_file_order_and_the_latest_are_held_out(source, tmp_path):
 
     assert (dataset.num_train_rows, dataset.num_eval_rows) == (82, 21)
     assert all_rows(dataset).labels.tolist() == [int(number % 3 == 0) for number in range(103)]
-    assert dataset.eval_labels.tolist() == all_rows(dataset).labels.tolist()[82:]
+    assert held_out_labels(dataset).tolist() == all_rows(dataset).labels.tolist()[82:]
 
 
 def test_ids_are_the_hashed_values_of_each_row(source, tmp_path):
@@ -136,7 +137,7 @@ def test_a_long_text_becomes_row_groups_of_bounded_size(tmp_path, monkeypatch):
     dataset = prepare(source, tmp_path / "out")
 
     assert np.load(tmp_path / "out" / "row_groups.npy").tolist() == [0, 1_000, 2_000, 3_000, 3_500]
-    assert dataset.labels(0, 3_500).tolist() == [int(number % 3 == 0) for number in range(3_500)]
+    assert dataset.targets(0, 3_500)[0].tolist() == [int(number % 3 == 0) for number in range(3_500)]
 
 
 def test_a_column_keeps_the_rows_that_its_schema_gives_it(tmp_path):

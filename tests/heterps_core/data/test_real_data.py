@@ -29,7 +29,7 @@ def test_criteo_rows_as_published_and_as_csv(tmp_path, name, num_rows, num_click
 
     manifest = dataset.manifest
     assert manifest.num_rows == num_rows
-    assert int(dataset.labels(0, manifest.num_rows).sum()) == num_clicks
+    assert int(dataset.targets(0, manifest.num_rows)[0].sum()) == num_clicks
 
 
 def test_shares_of_missing_values_are_those_that_were_counted_before(tmp_path):
@@ -52,5 +52,5 @@ def test_the_adult_table_through_its_schema_file(tmp_path):
 
     manifest = dataset.manifest
     assert manifest.num_rows == 32_561
-    assert int(dataset.labels(0, manifest.num_rows).sum()) == 7_841
+    assert int(dataset.targets(0, manifest.num_rows)[0].sum()) == 7_841
     assert (all_rows(dataset).ids == 0).any(axis=1).sum() == 2_399

@@ -16,7 +16,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.row_arrays import ids_of_texts
 from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
-from tests.heterps_core.data.synthetic_rows import all_rows, held_out, rows_of_texts
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out, held_out_labels, rows_of_texts
 
 NUM_ROWS = 3_000
 EVAL_ROWS = slice(2_400, 3_000)
@@ -66,7 +66,7 @@ def test_batches_and_held_out_rows_carry_labels_and_weights(source, dataset):
         assert batch.labels.tolist() == [[columns["click"][row], columns["buy"][row]] for row in rows]
         assert batch.weights.tolist() == [columns["weight"][row] for row in rows]
         assert batch.rows(1, 3).weights.tolist() == batch.weights[1:].tolist()
-    assert dataset.eval_labels.tolist() == columns["click"][EVAL_ROWS]
+    assert held_out_labels(dataset).tolist() == columns["click"][EVAL_ROWS]
     assert dataset.target_batch(held_out(dataset)).weights.tolist() == columns["weight"][EVAL_ROWS]
 
 
@@ -76,8 +76,8 @@ def test_both_labels_are_read_and_a_bad_one_is_named_with_its_column(source, dat
     labels = dataset.target_batch(np.arange(5, 2_500)).labels
 
     np.testing.assert_array_equal(labels, np.transpose([columns["click"], columns["buy"]])[5:2_500])
-    assert dataset.labels(5, 2_500).tolist() == columns["click"][5:2_500]
-    assert dataset.labels(3, 3).shape == (0,)
+    assert dataset.targets(5, 2_500)[0].tolist() == columns["click"][5:2_500]
+    assert dataset.targets(3, 3)[0].shape == (0,)
     path = write_text(source, tmp_path / "rows.csv", buy="perhaps")
     with pytest.raises(DataError, match=r"line 2: the label \(column buy\) must be 1 .* got 'perhaps'"):
         prepare(path, tmp_path)

@@ -19,7 +19,7 @@ from heterps_core.models.chain import build_chain, load_builder
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.pipeline.stage_exchange import replica_slice
-from tests.heterps_core.data.synthetic_rows import held_out
+from tests.heterps_core.data.synthetic_rows import held_out, held_out_labels
 
 
 class PlainEmbedding(nn.Module):
@@ -257,4 +257,4 @@ def run_plainly(job: TrainingJob) -> PlainRun:
     )
     with torch.no_grad():
         logits = model(dataset.batch(held_out(dataset)))
-    return PlainRun(losses, measure_quality(dataset.eval_labels, logits.numpy()))
+    return PlainRun(losses, measure_quality(held_out_labels(dataset), logits.numpy()))

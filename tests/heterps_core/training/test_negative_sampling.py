@@ -22,7 +22,7 @@ from heterps_core.serving.held_out_predictions import held_out_scores
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory
-from tests.heterps_core.data.synthetic_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.heterps_core.training.test_rich_rows import train_part
 from tests.worker_processes import run_in_processes
 
@@ -104,10 +104,10 @@ def test_its_probabilities_are_those_of_all_rows(sampled, trained):
     """Without the correction it would promise 1 / (p + (1 - p) s) times the clicks, here about 2.5 times."""
     probabilities = 1 / (1 + np.exp(-trained["logits"]))
 
-    assert probabilities.mean() == pytest.approx(sampled.eval_labels.mean(), rel=0.15)
+    assert probabilities.mean() == pytest.approx(held_out_labels(sampled).mean(), rel=0.15)
     assert trained["judgement"].quality.calibration_ratio == pytest.approx(1.0, abs=0.15)
     uncorrected = 1 / (1 + np.exp(-trained["logits"] + np.log(SHARE)))
-    assert uncorrected.mean() > 1.8 * sampled.eval_labels.mean()
+    assert uncorrected.mean() > 1.8 * held_out_labels(sampled).mean()
 
 
 def test_the_exported_model_is_corrected_alike(source, sampled, trained, run_folder):

@@ -29,7 +29,7 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.model_registry import _save_for_mlflow
-from tests.heterps_core.data.synthetic_rows import held_out
+from tests.heterps_core.data.synthetic_rows import held_out, held_out_labels
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
@@ -179,5 +179,5 @@ def test_quality_is_measured_by_weights_for_each_label(trained, source, dataset)
         ]
         assert [found[name].auc, found[name].log_loss] == pytest.approx(expected, abs=1e-5)
         assert found[name].num_rows == 300
-    unweighted = measure_quality(dataset.eval_labels, logits[:, 0])
+    unweighted = measure_quality(held_out_labels(dataset), logits[:, 0])
     assert found["click"].log_loss != pytest.approx(unweighted.log_loss, abs=0.01)

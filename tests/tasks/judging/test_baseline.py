@@ -18,6 +18,7 @@ from tasks.data import PreparedClicks
 from tasks.judging import baseline
 from tasks.judging.baseline import columns_of, design_matrix, measure_baseline
 from tasks.reports.report_text import baseline_remark
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.tasks.report_builders import make_run_report
 
 
@@ -69,7 +70,7 @@ def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
     assert found.num_train_rows == 2_400
     assert found.quality.num_rows == 600
     assert 0.6 < found.quality.auc < 0.82  # the stream's best reachable AUC is about 0.82
-    assert found.quality == measure_quality(clicks.open().eval_labels, found.logits)
+    assert found.quality == measure_quality(held_out_labels(clicks.open()), found.logits)
 
 
 def test_it_promises_the_clicks_of_all_rows_where_it_was_fitted_on_a_share_of_those_without(tmp_path):
@@ -77,7 +78,7 @@ def test_it_promises_the_clicks_of_all_rows_where_it_was_fitted_on_a_share_of_th
 
     found = measure_baseline.fn(clicks)
 
-    labels = clicks.open().eval_labels
+    labels = held_out_labels(clicks.open())
     assert "without a click left out, the latest 1,600 held out" in clicks.summary
     assert (1 / (1 + np.exp(-found.logits))).mean() == pytest.approx(labels.mean(), rel=0.15)
 

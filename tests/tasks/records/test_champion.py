@@ -17,7 +17,7 @@ from tasks.judging.promotion_gates import PromotionDecision, PromotionGates
 from tasks.records import model_registry
 from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
 from tasks.records.mlflow_names import EXPERIMENT
-from tests.heterps_core.data.synthetic_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.heterps_core.serving.builders import raw_columns
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
@@ -48,7 +48,7 @@ def test_the_first_model_that_beats_the_mean_click_rate_becomes_champion(models)
     champion = champion_of(models.workspace)
     assert (champion.version, champion.run_id, champion.day) == (FITTED, "run-2", "2026-11-02")
     assert json.loads((champion.folder / "model.json").read_text())["model"] == champion.model
-    rate = models.dataset.eval_labels.mean()
+    rate = held_out_labels(models.dataset).mean()
     entropy = -rate * np.log(rate) - (1 - rate) * np.log(1 - rate)
     assert decision.log_loss_difference.value == pytest.approx(decision.challenger.log_loss - entropy)
     assert decision.why.startswith("version 2 is the first champion: on 4,000 rows that it has not seen")
@@ -130,10 +130,10 @@ def test_figures_are_those_of_the_weights_added_up_by_hand(models):
 
     figures = models.judge(OLD).challenger
 
-    quality = measure_quality(dataset.eval_labels, logits)
+    quality = measure_quality(held_out_labels(dataset), logits)
     assert figures.auc == pytest.approx(quality.auc, abs=1e-5)
     assert figures.log_loss == pytest.approx(quality.log_loss, abs=1e-5)
-    clicks = (1 / (1 + np.exp(-logits))).sum() / dataset.eval_labels.sum()
+    clicks = (1 / (1 + np.exp(-logits))).sum() / held_out_labels(dataset).sum()
     assert figures.calibration_ratio == pytest.approx(clicks, abs=1e-5)
 
 
@@ -202,7 +202,7 @@ def test_a_champion_whose_predictions_are_not_finite_counts_as_none(models):
 
 
 def test_too_few_clicks_decide_nothing(models):
-    num_clicks = int(models.dataset.eval_labels.sum())
+    num_clicks = int(held_out_labels(models.dataset).sum())
 
     decision = models.judge(FITTED, gates=PromotionGates(min_positives=num_clicks + 1))
 
@@ -216,7 +216,7 @@ def test_a_champion_of_other_tables_and_another_transform_is_compared_all_the_sa
 
     columns = raw_columns(models.clicks, slice(-models.dataset.num_eval_rows, None))
     probabilities = ClickPredictor(models.folder_of(OTHER_TABLES)).predict(columns)
-    quality = measure_quality(models.dataset.eval_labels, np.log(probabilities / (1 - probabilities)))
+    quality = measure_quality(held_out_labels(models.dataset), np.log(probabilities / (1 - probabilities)))
     assert decision.champion.auc == pytest.approx(quality.auc, abs=1e-6)
     assert decision.champion.log_loss == pytest.approx(quality.log_loss, abs=1e-6)
 

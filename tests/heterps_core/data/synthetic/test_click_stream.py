@@ -14,7 +14,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import best_reachable_quality, write_click_stream
 from heterps_core.data.synthetic.click_truth import CLICK_RATE
 from heterps_core.errors import ConfigurationError, DataError
-from tests.heterps_core.data.synthetic_rows import all_rows
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 
 NUM_ROWS = 40_000
 
@@ -116,9 +116,9 @@ def test_a_linear_model_learns_part_of_the_signal_and_leaves_room_for_a_deep_one
         features[:num_train_rows], all_rows(dataset).labels[:num_train_rows]
     )
 
-    auc = roc_auc_score(dataset.eval_labels, model.decision_function(features[num_train_rows:]))
+    auc = roc_auc_score(held_out_labels(dataset), model.decision_function(features[num_train_rows:]))
 
-    best = best_reachable_quality(stream.click_probabilities()[num_train_rows:], dataset.eval_labels).auc
+    best = best_reachable_quality(stream.click_probabilities()[num_train_rows:], held_out_labels(dataset)).auc
     assert 0.70 < auc < best - 0.03
 
 

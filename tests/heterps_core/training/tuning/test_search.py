@@ -19,6 +19,7 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.tuning.in_one_process import train_in_turns
 from heterps_core.training.tuning.search import Trial, Tuning, check_any_complete, tune
 from infra.workspace import HOME_VARIABLE
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 
 BATCH_SIZE = 64
 
@@ -144,7 +145,7 @@ def test_turns_are_those_of_the_training_and_a_view_of_fewer_rows_trains_what_th
     assert view.num_train_rows + view.num_eval_rows == dataset.manifest.num_rows
     assert len(set(rows)) == len(rows) <= 1_000
     assert max(rows) < 1_000
-    assert np.array_equal(dataset.eval_labels, dataset.labels(dataset.num_train_rows, 3_000))
+    assert np.array_equal(held_out_labels(dataset), dataset.targets(dataset.num_train_rows, 3_000)[0])
     config = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0)
     rated = (2_400, 3_000)
     parts = list(train_in_turns(dataset, "lr", config, rated=rated, num_turns=3))
