@@ -1,9 +1,10 @@
 """Many small trainings on machines that are lost, stand still, or are cut off, each drawn by a seed.
 
-Machines are network namespaces with real nodes, lost by SIGKILL; the store is moto. Plan and job are given. What the
-flow does at a loss is done here by the same parts: `follow_training` names what is lost, a spare machine or a smaller
-fleet goes on. Each case must end trained or refused with a reason, every row of the model that is left must have been
-trained once, and nothing may run afterwards. Whole runs, with planner, cloud and bill: `chaos_flow`.
+Machines are network namespaces with real nodes, lost by SIGKILL; the store is moto. Plan and job are given. After a
+loss the benchmark does what the flow does, by the same parts: `follow_training` names the lost machines, and a spare
+machine takes their place or a smaller fleet goes on. Each case must end trained or refused with a reason, the final
+model must have trained every row exactly once, and no process may run afterwards. `tests/flows/test_lost_machines.py`
+loses machines of whole runs, with planner, cloud and bill.
 """
 
 from __future__ import annotations
