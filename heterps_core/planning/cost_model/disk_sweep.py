@@ -14,7 +14,8 @@ The trainer has no fixed share of rows that stay; what it holds is at most that 
 makes it fastest. A share fits where n >= 1 and the file is within the disk D.
 
 Rows that come and leave are copied, and batches that wait for them packed, by the worker's own cores: that adds
-GT(k, h) = g C(h) / k to what it computes, with g seconds for each byte.
+GT(k, h) = g C(h) / k to what it computes, with g seconds for each byte. The replica with most rows of a batch sets
+the pace here too: k is that of CT (`step_model.py`).
 
 Where memory holds all, ST is 0. It falls with k, so the least k that keeps a time x is the larger root of
 k (k (U - R) - M - b S - f h S) = 2 w f S C(h) / (d x). C counts a row of several samples once for each, which errs on
@@ -39,7 +40,6 @@ from heterps_core.embeddings.sweep_memory import (
 )
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.stage_cost import is_within
-from heterps_core.planning.cost_model.step_model import StageSeconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
 ROW_BYTES = 68
@@ -64,7 +64,7 @@ class Sweep(NamedTuple):
     """ST, for one training batch."""
 
     worker_seconds: float
-    """GT: what of it a worker computes."""
+    """g C(h): what a worker would compute for it if it were the only one."""
 
     hot_share: float
     steps_per_sweep: float
@@ -141,32 +141,15 @@ class SweepTerms:
         seconds = self.seconds(share, least)
         return np.where(np.isfinite(seconds) & (seconds <= x), least, least + 1)
 
-    def fastest(
-        self, seconds: StageSeconds, num_replicas: Floats, hot_shares: Sequence[float]
-    ) -> list[Sweep | None]:
-        """Return the fastest sweep of each stage, None where disks do not help; N is one axis.
-
-        `seconds` are the terms of the stages without sweeps.
-        """
-        links = seconds.across + seconds.gradient_sum
-        totals = [
-            np.maximum(
-                seconds.exchange + np.maximum(seconds.compute + work / num_replicas, links),
-                self.seconds(share, num_replicas),
-            )
-            for share, work in enumerate(self.worker_seconds)
-        ]
-        sweeps = []
-        for index, share in enumerate(np.argmin(totals, axis=0).tolist()):
-            found = Sweep(
-                seconds=float(self.seconds(share, num_replicas)[index]),
-                worker_seconds=float((self.worker_seconds[share] / num_replicas)[index]),
-                hot_share=hot_shares[share],
-                steps_per_sweep=float(self.steps_per_sweep(share, num_replicas)[index]),
-                disk_bytes=float((self.table_bytes / num_replicas)[index]),
-            )
-            sweeps.append(found if np.isfinite(found.seconds) else None)
-        return sweeps
+    def sweep(self, index: int, share: int, num_replicas: Floats, hot_shares: Sequence[float]) -> Sweep:
+        """Return how one of the stages sweeps with a share of hot rows; N is one axis."""
+        return Sweep(
+            seconds=float(self.seconds(share, num_replicas)[index]),
+            worker_seconds=float(self.worker_seconds[share][index]),
+            hot_share=hot_shares[share],
+            steps_per_sweep=float(self.steps_per_sweep(share, num_replicas)[index]),
+            disk_bytes=float((self.table_bytes / num_replicas)[index]),
+        )
 
 
 def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Floats]) -> SweepTerms | None:

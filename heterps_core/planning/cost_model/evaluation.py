@@ -228,12 +228,13 @@ def _evaluate_stages(
             )
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
+    fewest_replicas = table.fewest_replicas.tolist()
+    table, sweeps = table.sweeping(replicas, problem.hot_shares)
     seconds = np.stack(np.broadcast_arrays(*table.terms(table.pacing(replicas))), axis=1)
-    sweeps = table.sweeps(replicas, problem.hot_shares)
     return [
         StageEvaluation(
             stage=stage,
-            compute_seconds=compute + (0.0 if sweep is None else sweep.worker_seconds),
+            compute_seconds=compute,
             communication_seconds=exchange + across + gradient_sum,
             exchange_seconds=exchange,
             memory_bytes=_memory_bytes(problem, stage, sweep),
@@ -244,7 +245,7 @@ def _evaluate_stages(
             fewest_replicas=fewest,
         )
         for stage, (compute, exchange, across, gradient_sum), sweep, fewest in zip(
-            stages, seconds.tolist(), sweeps, table.fewest_replicas.tolist(), strict=True
+            stages, seconds.tolist(), sweeps, fewest_replicas, strict=True
         )
     ]
 

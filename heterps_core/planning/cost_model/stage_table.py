@@ -68,24 +68,25 @@ class StageTable:
         seconds = self._seconds_in_memory(num_replicas)
         if self.sweep is None:
             return seconds
-        sweeping = np.minimum.reduce(
-            [
-                np.maximum(
-                    self._swept(self.sweep, share)._seconds_in_memory(num_replicas),
-                    self.sweep.seconds(share, num_replicas),
-                )
-                for share in range(len(self.sweep.held_shares))
-            ]
-        )
+        sweeping = np.minimum.reduce(self._swept_seconds(self.sweep, num_replicas))
         return np.asarray(np.where(num_replicas >= self.memory_replicas, seconds, sweeping))
 
-    def _swept(self, sweep: SweepTerms, share: int) -> StageTable:
-        """Return the table of stages that sweep with a share of hot rows, without the time of the disk."""
-        worker_seconds = sweep.worker_seconds[share]
+    def _swept_seconds(self, sweep: SweepTerms, num_replicas: Floats) -> list[Floats]:
+        """Return ET(k) of stages that sweep, for each share of hot rows."""
+        return [
+            np.maximum(
+                self.with_work(worker_seconds)._seconds_in_memory(num_replicas),
+                sweep.seconds(share, num_replicas),
+            )
+            for share, worker_seconds in enumerate(sweep.worker_seconds)
+        ]
+
+    def with_work(self, worker_seconds: Floats) -> StageTable:
+        """Return the table of stages whose workers compute g C(h) for sweeps, without the time of the disk."""
         computing = self.compute_seconds + worker_seconds
         parallel = self.compute_seconds * self.compute_parallel_fraction + worker_seconds
         with np.errstate(divide="ignore", invalid="ignore"):
-            fraction = np.where(computing > 0, parallel / computing, self.compute_parallel_fraction)
+            fraction = np.where(worker_seconds > 0, parallel / computing, self.compute_parallel_fraction)
         return replace(self, sweep=None, compute_seconds=computing, compute_parallel_fraction=fraction)
 
     def _seconds_in_memory(self, num_replicas: Floats) -> Floats:
@@ -117,16 +118,25 @@ class StageTable:
             self.trainer.gradient_sum_seconds(num_replicas),
         )
 
-    def sweeps(self, num_replicas: Floats, hot_shares: Sequence[float]) -> list[Sweep | None]:
-        """Return how each stage keeps rows on disk; None where memory holds all, or disks do not help either.
+    def sweeping(
+        self, num_replicas: Floats, hot_shares: Sequence[float]
+    ) -> tuple[StageTable, list[Sweep | None]]:
+        """Return the stages with the work of their sweeps, and how each keeps rows on disk; N is one axis.
 
-        N is one axis.
+        A stage does not sweep, None, where memory holds all, or disks do not help either.
         """
         if self.sweep is None:
-            return [None] * num_replicas.size
-        found = self.sweep.fastest(self.terms(num_replicas), num_replicas, hot_shares)
-        is_swept = (num_replicas < self.memory_replicas).tolist()
-        return [sweep if swept else None for sweep, swept in zip(found, is_swept, strict=True)]
+            return self, [None] * num_replicas.size
+        seconds = self._swept_seconds(self.sweep, num_replicas)
+        is_swept = (num_replicas < self.memory_replicas) & np.isfinite(np.minimum.reduce(seconds))
+        sweeps = [
+            self.sweep.sweep(index, share, num_replicas, hot_shares) if swept else None
+            for index, (share, swept) in enumerate(
+                zip(np.argmin(seconds, axis=0).tolist(), is_swept.tolist(), strict=True)
+            )
+        ]
+        work = [0.0 if sweep is None else sweep.worker_seconds for sweep in sweeps]
+        return self.with_work(np.array(work)), sweeps
 
     def fastest_seconds(self) -> Floats:
         """Return a bound below ET(k) for all counts that memory and the cap allow; elementwise.
@@ -193,7 +203,8 @@ class StageTable:
         found = [replace(self, sweep=None)._least_held(stage_seconds, x, self.memory_replicas)]
         for share in range(len(self.sweep.held_shares)):
             held = self.sweep.least_replicas(share, x)
-            found.append(self._swept(self.sweep, share)._least_held(stage_seconds, x, held))
+            swept = self.with_work(self.sweep.worker_seconds[share])
+            found.append(swept._least_held(stage_seconds, x, held))
         return np.asarray(np.minimum.reduce(found))
 
     def _least_held(self, stage_seconds: Floats, x: Floats, held: Floats) -> Floats:

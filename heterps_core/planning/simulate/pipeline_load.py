@@ -13,7 +13,6 @@ import numpy as np
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.planning.cost_model.disk_sweep import Sweep
 from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
@@ -108,18 +107,16 @@ def pipeline_load(
         problem = replace(problem, step_model=StepModel.TRAINER)
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
+    table, sweeps = table.sweeping(replicas, problem.hot_shares)
     # A replica with the mean number of rows; the rows of others count in the durations of their slices.
     seconds = np.stack(np.broadcast_arrays(*table.terms(replicas)), axis=1)
-    sweeps = table.sweeps(replicas, problem.hot_shares)
     alphas = np.broadcast_to(table.compute_parallel_fraction, replicas.shape)
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(
-            _stage_load(problem, stage, terms, sweep, alpha, num_microbatches)
-            for stage, terms, sweep, alpha in zip(
-                stages, seconds.tolist(), sweeps, alphas.tolist(), strict=True
-            )
+            _stage_load(problem, stage, terms, alpha, num_microbatches)
+            for stage, terms, alpha in zip(stages, seconds.tolist(), alphas.tolist(), strict=True)
         ),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,
@@ -131,7 +128,6 @@ def _stage_load(
     problem: SchedulingProblem,
     stage: Stage,
     terms: Sequence[float],
-    sweep: Sweep | None,
     alpha: float,
     num_microbatches: int,
 ) -> StageLoad:
@@ -162,7 +158,7 @@ def _stage_load(
     input_seconds, output_seconds = (
         ratio(boundary_seconds * each, sum(cut_bytes), otherwise=0.0) / num_microbatches for each in cut_bytes
     )
-    compute_seconds = (compute + (0.0 if sweep is None else sweep.worker_seconds)) / num_microbatches
+    compute_seconds = compute / num_microbatches
     layer_seconds = sum(layer.compute_seconds[stage.device_type] for layer in layers)
     connected_seconds = sum(
         layer.compute_seconds[stage.device_type]

@@ -45,7 +45,6 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
     memory_bytes = whole + sharded / k
     if memory_bytes <= unit.usable_bytes * (1 + 1e-12):
         return PlainStage(compute, exchange, links, None, memory_bytes)
-    mean_compute, mean_exchange, mean_links = _in_memory(problem, stage, float(k), num_microbatches)
     tables = sum(layer.state_bytes for layer in layers if layer.cold_bytes_per_sample)
     resident = sharded - tables
     sweeps = []
@@ -61,11 +60,14 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         ):
             continue
         steps = left / (SWEEPS_IN_MEMORY * SLOT_FACTOR * cold)
-        disk, work = 2 * tables / k / unit.disk_bytes_per_s / steps, unit.sweep_seconds_per_byte * cold / k
-        sweeps.append((max(mean_exchange + max(mean_compute + work, mean_links), disk), disk, work))
+        disk, work = (
+            2 * tables / k / unit.disk_bytes_per_s / steps,
+            unit.sweep_seconds_per_byte * cold / pacing,
+        )
+        sweeps.append((max(exchange + max(compute + work, links), disk), disk, work))
     if not sweeps:
         return PlainStage(compute, exchange, links, None, memory_bytes)
-    _, disk, work = min(sweeps)
+    _, disk, work = min(sweeps, key=lambda sweep: sweep[0])
     return PlainStage(compute + work, exchange, links, disk, unit.usable_bytes)
 
 

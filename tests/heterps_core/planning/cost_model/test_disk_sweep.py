@@ -77,7 +77,7 @@ def test_what_sweeping_computes_is_added_to_the_work_of_its_replicas():
     # 3 bytes of cold rows a batch, 0.3 s for each, on two replicas that compute 0.0005 s each.
     part = evaluate(one_table(sweep_seconds_per_byte=0.3), [Stage(0, 0, "cpu", 2)]).stages[0]
 
-    assert part.sweep.worker_seconds == pytest.approx(0.45)
+    assert part.sweep.worker_seconds == pytest.approx(0.9)
     assert part.compute_seconds == pytest.approx(0.4505)
     # More of it than the disk takes decides.
     slower = evaluate(one_table(sweep_seconds_per_byte=3.0), [Stage(0, 0, "cpu", 2)]).stages[0]
