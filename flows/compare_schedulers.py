@@ -39,6 +39,7 @@ from tasks.records.run_record import note_file
 from tasks.records.tracking import record_search
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run, open_run
+from tasks.sources import ClickSource
 
 
 @flow(name=COMPARE_SCHEDULERS, validate_parameters=False)
@@ -63,7 +64,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
         problems += problems_of_models(
             workspace,
             wanted,
-            prepare_data(workspace, data=None, schema_file=None),
+            prepare_data(workspace, ClickSource()),
             find_offers(asked.device_types),
             device_types=asked.device_types,
             throughput_floor_samples_per_s=asked.throughput_floor_samples_per_s,
@@ -103,7 +104,7 @@ def _record(workspace: Workspace, plans: Sequence[FoundPlan], *, run_id: str) ->
 
 def _compare_measured(workspace: Workspace, asked: CompareParameters) -> None:
     """Let the methods propose cuts of each model, and the trainer run them on this machine."""
-    clicks = prepare_data(workspace, data=None, schema_file=None)
+    clicks = prepare_data(workspace, ClickSource())
     dataset = clicks.open()
     batch_size = default_batch_size(dataset.num_train_rows)
     for model in asked.models or ["ctrdnn"]:

@@ -26,7 +26,6 @@ from infra.providers.base import REGION
 from infra.workspace import Workspace
 from tasks.clusters import check_provider
 from tasks.comparison import load_problems
-from tasks.data import check_source, check_source_columns, schema_of
 from tasks.planning.deadline import parse_time_of_day
 from tasks.prices import price_files
 from tasks.profiling import check_model, check_model_name
@@ -45,10 +44,10 @@ def check_run(asked: TrainParameters) -> None:
     check_parameters(asked)
     if asked.resume_run_id is not None:
         return
-    check_source_columns(**asked.source, day=asked.day)
+    asked.source.check_columns(asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
-        check_model(asked.sized_model, schema_of(asked.schema_file))
+        check_model(asked.sized_model, asked.source.schema)
 
 
 def check_parameters(asked: TrainParameters) -> None:
@@ -92,7 +91,7 @@ def check_parameters(asked: TrainParameters) -> None:
         catalogue=PriceCatalogue(price_files(workspace, listed=rented_from.price_file)),
         region=asked.region,
     )
-    check_source(**asked.source, day=asked.day)
+    asked.source.check(asked.day)
 
 
 def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -34,6 +34,9 @@ from infra.providers import PROVIDERS
 from infra.providers.base import REGION
 from tasks.judging.promotion_gates import PromotionGates
 from tasks.records.mlflow_names import night_name
+
+if TYPE_CHECKING:
+    from tasks.sources import ClickSource
 
 LARGEST_SEED = 2**32 - 1
 """NumPy's and Optuna's generators take no larger one."""
@@ -90,9 +93,11 @@ class SourceParameters(FlowParameters):
     is the day. Empty to train on the data as it lies."""
 
     @property
-    def source(self) -> dict[str, Any]:
-        """The three of them, as steps take them."""
-        return self.model_dump(include=set(SourceParameters.model_fields))
+    def source(self) -> ClickSource:
+        """The source of these rows."""
+        from tasks.sources import ClickSource
+
+        return ClickSource(**self.values_for(ClickSource))
 
 
 class _ModelParameters(SourceParameters):

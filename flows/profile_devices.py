@@ -28,7 +28,7 @@ from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
-from tasks.data import find_night_of, prepare_data
+from tasks.data import prepare_data
 from tasks.planning.device_profiles import (
     check_all_measured,
     keep_profiles,
@@ -79,7 +79,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         kind=KIND_PROFILING,
     )
 
-    clicks = prepare_data(workspace, **asked.source, night=find_night_of(asked.data, None))
+    clicks = prepare_data(workspace, asked.source, night=asked.source.night(None))
     log_step("data", clicks.summary)
     dataset = clicks.open()
     job = planned_job(

@@ -31,7 +31,6 @@ from flows.service.recovery import clean_up_after
 from flows.service.schedule import TRAIN_CTR
 from heterps_core.errors import RunStoppedError
 from infra.workspace import Workspace
-from tasks.data import find_night_of, source_name
 from tasks.recording import record_overhead
 from tasks.records.mlflow_names import STOPPED
 from tasks.records.past_runs import finished_run, note_skipped
@@ -82,7 +81,7 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
     started_at = utc_now()
     run_id = asked.resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
     is_resumed = asked.resume_run_id is not None
-    night = None if is_resumed else find_night_of(asked.data, asked.day)
+    night = None if is_resumed else asked.source.night(asked.day)
     if night is not None:
         asked = asked.model_copy(update={"day": str(night.day)})
     begin = partial(begin_run, workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
@@ -95,8 +94,8 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
     max_wait_s = asked.max_wait_minutes * 60
     with only_fleet(workspace, run_id, flow_run_id=str(current_flow_run.id), max_wait_s=max_wait_s):
         if night is not None and not asked.again:
-            source = source_name(**asked.source)
-            earlier = finished_run(workspace, day=str(night.day), data=source, model=asked.sized_model)
+            done = {"day": str(night.day), "data": asked.source.name, "model": asked.sized_model}
+            earlier = finished_run(workspace, **done)
             if earlier is not None:
                 name_flow_run(asked.name_of(run_id))
                 note_skipped(workspace, earlier, at=started_at)

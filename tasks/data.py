@@ -8,38 +8,37 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import outgrown_tables
-from heterps_core.data.features import TEXT_RULE
 from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
-from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.proposal.day_check import check_day
-from heterps_core.data.reading.bucket_path import SourcePath, source_path
-from heterps_core.data.reading.days import Night, find_night, parse_day, partitions_of
-from heterps_core.data.reading.readers import check_columns, list_source_files
+from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.days import Night, parse_day, partitions_of
+from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.source_files import files_of_day
-from heterps_core.data.reading.time_order import times_of
-from heterps_core.data.row_query import RowQuery, inputs_of
+from heterps_core.data.row_query import inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
     best_reachable_quality,
     probabilities_beside,
     write_click_stream,
 )
-from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.errors import DataError
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.training.job import STOP, TELL, TRAIN
-from heterps_core.training.storage.store import check_store_location
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import MADE_UP_DATA
 from tasks.running.progress import log_step
+from tasks.running.start import NEW_MODEL, Start
+from tasks.sources import ClickSource, naming_day
 
 CLICK_STREAM_ROWS = 200_000
 """Rows of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
@@ -88,227 +87,102 @@ class PreparedClicks:
         return PreparedDataset.open(self.directory)
 
 
-def check_source(
-    data: str | None, *, schema_file: str | None, prepare_sql: str | None = None, day: str | None = None
-) -> None:
-    """Check that a source, a day of it, a schema file and a query can be found, without reading the rows.
-
-    Raises:
-        DataError: There is no such source, or the day or the one after it is missing.
-        ConfigurationError: A file is missing, or no schema; or a day is asked for where there are none.
-    """
-    for file, use in (
-        (schema_file, "a schema file describes"),
-        (prepare_sql, "a query of prepare_sql makes"),
-    ):
-        if file is not None and data is None:
-            raise ConfigurationError(
-                f"{use} the columns of data, but there is no data beside {file}; give both"
-            )
-    if prepare_sql is not None:
-        RowQuery.load(Path(prepare_sql))
-    if schema_file is not None:
-        DataSchema.load(Path(schema_file))
-    if find_night_of(data, day) is None and data is not None:
-        list_source_files(_source_path(data))
-
-
-def check_source_columns(
-    data: str | None, *, schema_file: str | None, prepare_sql: str | None = None, day: str | None = None
-) -> None:
-    """Check by the first file of a source, or of each of both days, or by a query, that it has the schema's columns.
-
-    Raises:
-        DataError: It has not; names day, file and line.
-        ConfigurationError: The schema or the query cannot be used.
-    """
-    if data is None:
-        return
-    schema, night = schema_of(schema_file), find_night_of(data, day)
-    if prepare_sql is not None:
-        files = list_source_files(_source_path(data)) if night is None else night.train_files
-        RowQuery.load(Path(prepare_sql)).check(files, day=None if night is None else night.day, schema=schema)
-        return
-    try:
-        if night is None:
-            _check_columns(list_source_files(_source_path(data))[0], schema)
-            return
-        with _damage_of(night):
-            for files in (night.train_files, night.eval_files):
-                _check_columns(files[0], schema)
-    except DataError as error:
-        if schema_file is not None:
-            raise
-        raise DataError(
-            error.path,
-            f"{error.problem}; rows of another format than Criteo's need a schema file: heterps init proposes one",
-            line=error.line,
-        ) from error
-
-
-def _check_columns(file: SourcePath, schema: DataSchema) -> None:
-    check_columns(file, schema)
-    if schema.time_column is not None:
-        next(times_of(file, schema), None)
-
-
-def find_night_of(data: str | None, day: str | None) -> Night | None:
-    """Return what a night trains on and is judged on; None where the data is not cut into days.
-
-    Args:
-        data: File, folder or pattern, here or in a bucket (s3://bucket/prefix); None for the synthetic click stream.
-        day: To train on; None for the latest whose next day is there too.
-
-    Raises:
-        DataError: The day or the one after it is missing or has no file.
-        ConfigurationError: It is no date, or the data has no days.
-    """
-    wanted = None if day is None else parse_day(day)
-    if data is not None:
-        return find_night(_source_path(data), wanted)
-    if wanted is not None:
-        raise ConfigurationError(
-            f"day {wanted} can be chosen only of data that is cut into days, but no data is given; name the folder "
-            f"that holds day={wanted}, or make one with heterps make-days"
-        )
-    return None
-
-
-def schema_of(schema_file: str | None) -> DataSchema:
-    """Return the schema of a schema file; None stands for the Criteo format.
-
-    Raises:
-        ConfigurationError: The schema cannot be used.
-    """
-    return CRITEO_SCHEMA if schema_file is None else DataSchema.load(Path(schema_file))
-
-
-def source_name(data: str | None, schema_file: str | None, prepare_sql: str | None = None) -> str:
-    """Return one name for a source of rows, the same from whatever folder a run is started."""
-    if data is None:
-        return MADE_UP_DATA
-    source = str(_source_path(data))
-    for word, file in (("through", prepare_sql), ("by", schema_file)):
-        source += "" if file is None else f" {word} {_source_path(file)}"
-    return source
-
-
 @task(name="prepare data", cache_policy=NO_CACHE)
 def prepare_data(
     workspace: Workspace,
+    source: ClickSource,
     *,
-    data: str | None,
-    schema_file: str | None,
-    prepare_sql: str | None = None,
     night: Night | None = None,
-    slot_rows: tuple[int, ...] | None = None,
-    numeric_transform: NumericTransform | None = None,
-    text_rule: int = TEXT_RULE,
+    start: Start = NEW_MODEL,
     late_rows: str = TELL,
     data_checks: str | None = None,
 ) -> PreparedClicks:
-    """Read the source once, or reuse what an earlier run made of the same source.
+    """Read the source once, or reuse the rows that an earlier run prepared of it.
 
     Args:
-        prepare_sql: File of a query that makes the rows, see `row_query.py`; None takes the source as it lies.
         night: Which days of the source to train on and to hold out; None for all rows, the latest held out.
-        late_rows: What to do with files that days trained on before have got since: tell, or train them, too.
-        data_checks: What to do where the day to be judged on looks otherwise than the one to train on: tell, or stop;
-            None does not look.
-        slot_rows: Rows of each table, of the model that is to go on; None to choose them by the values.
-        numeric_transform: Of the model that is to go on; None to fit it on the rows to train on.
-        text_rule: Of that model, see `FeatureSpec`.
+        start: The model that goes on with these rows decides table sizes, numeric transform and texts.
+        late_rows: Use of files that earlier days have got since they were trained: tell, or train them, too.
+        data_checks: Consequence where the day to be judged on looks different from the day to train on: tell, or
+            stop; None does not look.
 
     Raises:
         DataError: The source cannot be read; names day, file and line.
         ConfigurationError: The schema cannot be used.
     """
-    if data is None:
+    if source.data is None:
         return _prepare_click_stream(workspace)
-    schema, source = schema_of(schema_file), _source_path(data)
-    asked = f"{source} {schema_file}" + f" {prepare_sql}" * (prepare_sql is not None)
-    name = f"{_file_name(source.name)}-{_short_hash(asked)}"
-
-    query = None if prepare_sql is None else RowQuery.load(Path(prepare_sql))
-    results = workspace.data_directory / f"{name}-{_RESULTS}"
-
-    def made(files: Sequence[SourcePath], day: date | None) -> tuple[SourcePath, ...]:
-        """Return files as a query makes them, or as they are."""
-        return (
-            tuple(files) if query is None else (query.result(files, day=day, schema=schema, folder=results),)
-        )
-
+    schema, path, query = source.schema, source.path, source.prepare_sql
+    asked = f"{path} {source.schema_file}" + f" {query}" * (query is not None)
+    name = f"{_file_name(path.name)}-{_short_hash(asked)}"
+    rows_of = partial(source.rows_of, folder=workspace.data_directory / f"{name}-{_RESULTS}")
     if night is None:
-        rows = source if query is None else made(list_source_files(source), None)
-        with _made_by(prepare_sql):
+        rows = path if query is None else rows_of(list_source_files(path), day=None)
+        with _made_by(query):
             dataset = prepare_dataset(rows, schema=schema, out_dir=workspace.data_directory / name)
         _forget_unused_results(workspace, name)
         return PreparedClicks(
             directory=str(dataset.directory),
-            description=f"{data} ({schema.name} format)",
+            description=f"{source.data} ({schema.name} format)",
             best_reachable=None,
         )
-    night = _with_late_files(workspace, source, night, name=name, late_rows=late_rows)
-    with _damage_of(night):
+    night = _with_late_files(workspace, path, night, name=name, late_rows=late_rows)
+    with naming_day(night):
         night = replace(
             night,
-            train_files=made(night.train_files, night.day),
-            eval_files=made(night.eval_files, night.day + timedelta(days=1)),
+            train_files=tuple(rows_of(night.train_files, day=night.day)),
+            eval_files=tuple(rows_of(night.eval_files, day=night.day + timedelta(days=1))),
         )
     # A folder of its own, so that no other night takes its place.
-    way = _short_hash(f"{slot_rows} {numeric_transform} {text_rule}")
-    with _made_by(prepare_sql), _damage_of(night):
+    way = _short_hash(f"{start.slot_rows} {start.numeric_transform} {start.text_rule}")
+    with _made_by(query), naming_day(night):
         if data_checks is not None:
             _check_last_day(night, schema, data_checks)
         dataset = prepare_dataset(
             night.train_files,
             schema=schema,
-            buckets_per_slot=slot_rows,
+            buckets_per_slot=start.slot_rows,
             eval_source=night.eval_files,
-            numeric_transform=numeric_transform,
-            text_rule=text_rule,
+            numeric_transform=start.numeric_transform,
+            text_rule=start.text_rule,
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
     _forget_unused_results(workspace, name)
-    if slot_rows is not None and schema.dynamic_ids is None:
-        _log_outgrown_tables(dataset)
-    return _clicks_of_night(night, dataset, data=data, name=name)
-
-
-def _clicks_of_night(night: Night, dataset: PreparedDataset, *, data: str, name: str) -> PreparedClicks:
+    if start.slot_rows is not None and schema.dynamic_ids is None:
+        outgrown = outgrown_tables(
+            dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
+        )
+        if outgrown is not None:
+            log_step("tables", outgrown)
+    probabilities = [probabilities_beside(file) for file in night.eval_files if isinstance(file, Path)]
     return PreparedClicks(
         directory=str(dataset.directory),
-        description=f"{data}, {night.day} judged on the day after ({dataset.manifest.schema.name} format)",
-        best_reachable=_best_reachable(
-            dataset, [probabilities_beside(file) for file in night.eval_files if isinstance(file, Path)]
-        ),
+        description=f"{source.data}, {night.day} judged on the day after ({schema.name} format)",
+        best_reachable=_best_reachable(dataset, probabilities),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
 
 
-def _log_outgrown_tables(dataset: PreparedDataset) -> None:
-    outgrown = outgrown_tables(
-        dataset.manifest.columns, dataset.features.slot_rows, num_rows=dataset.num_train_rows
-    )
-    if outgrown is not None:
-        log_step("tables", outgrown)
-
-
 @contextmanager
-def _damage_of(night: Night) -> Iterator[None]:
-    """Name the day where a file of a night cannot be read."""
-    try:
-        yield
-    except DataError as error:
-        day = night.day_of(error.path)
-        if day is None:
-            raise
-        raise DataError(
-            f"day {day}, {error.path}",
-            f"{error.problem}; nothing was launched, and the champion stays: fix that day, or choose another",
-            line=error.line,
-        ) from error
+def rows_after(day: str, *, source: ClickSource) -> Iterator[PreparedDataset | None]:
+    """Give all rows of the day after `day`, which neither its champion nor a model of earlier days has seen.
+
+    They are prepared for as long as the block runs; None where there is no such day.
+
+    Raises:
+        DataError: They cannot be read.
+    """
+    next_day = parse_day(day) + timedelta(days=1)
+    files = files_of_day(partitions_of(source.path).get(next_day, ()))
+    if not files:
+        yield None
+        return
+    # Nothing is left out of rows to judge by.
+    schema = replace(source.schema, negative_share=1.0)
+    with TemporaryDirectory(prefix="heterps-rows-") as name:
+        rows = source.rows_of(files, day=next_day, folder=Path(name) / _RESULTS)
+        yield prepare_dataset(rows, schema=schema, eval_fraction=0.0, out_dir=Path(name) / "rows")
 
 
 @contextmanager
@@ -325,7 +199,7 @@ def _made_by(prepare_sql: str | None) -> Iterator[None]:
 
 
 def _check_last_day(night: Night, schema: DataSchema, data_checks: str) -> None:
-    """Tell where the newer day of a night looks otherwise than the one before.
+    """Tell where the newer day of a night looks different from the day before.
 
     Raises:
         DataError: It does, and the night shall stop then; or a file cannot be read.
@@ -428,14 +302,6 @@ def _best_reachable(dataset: PreparedDataset, probabilities: Sequence[Path]) -> 
         return None
     labels, weights = dataset.targets(dataset.num_train_rows, dataset.manifest.num_rows)
     return best_reachable_quality(known[len(known) - dataset.num_eval_rows :], labels, weights)
-
-
-def _source_path(data: str) -> SourcePath:
-    path = source_path(data)
-    if isinstance(path, Path):
-        return path.expanduser().absolute()
-    check_store_location(data)
-    return path
 
 
 def _file_name(text: str) -> str:

@@ -65,7 +65,6 @@ class _TuneParameters(SourceParameters):
 
     def check(self) -> None:
         """Check names, files and budget, in milliseconds; a model of one's own in seconds."""
-        from tasks.data import check_source, check_source_columns
         from tasks.profiling import check_model_name
 
         if self.minutes is None and self.usd is None:
@@ -74,8 +73,8 @@ class _TuneParameters(SourceParameters):
             raise ConfigurationError(f"output must be a file in a folder that is there, got {self.output}")
         for model in self.models:
             check_model_name(model)
-        check_source(**self.source, day=self.day)
-        check_source_columns(**self.source, day=self.day)
+        self.source.check(self.day)
+        self.source.check_columns(self.day)
 
     @property
     def seconds(self) -> float:
@@ -102,11 +101,11 @@ def run(options: argparse.Namespace) -> None:
     asked.check()
     from heterps_core.training.job import default_batch_size
     from heterps_core.training.tuning.search import Trial, tune
-    from tasks.data import find_night_of, prepare_data, source_name
+    from tasks.data import prepare_data
     from tasks.records.tuning_record import record_tuning
 
     workspace = Workspace.locate().create()
-    clicks = prepare_data.fn(workspace, **asked.source, night=find_night_of(asked.data, asked.day))
+    clicks = prepare_data.fn(workspace, asked.source, night=asked.source.night(asked.day))
     print(f"data         {clicks.summary}")
     dataset = clicks.open()
     batch_size = asked.batch_size or default_batch_size(dataset.num_train_rows)
@@ -128,7 +127,7 @@ def run(options: argparse.Namespace) -> None:
     best = tuning.best
     found = {"model": best.model, "batch_size": batch_size, **best.parameters}
     write_json(Path(asked.output), found)
-    record_tuning(workspace, tuning, found, data=source_name(**asked.source))
+    record_tuning(workspace, tuning, found, data=asked.source.name)
     print("\n".join(tuning.table().lines()))
     assert best.quality is not None
     default = tuning.default.quality

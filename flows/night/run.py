@@ -17,7 +17,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
-from tasks.data import PreparedClicks, find_night_of, prepare_data, schema_of, source_name
+from tasks.data import PreparedClicks, prepare_data
 from tasks.records.champion import champion_before
 from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG, TrackedRun
 from tasks.records.mlflow_store import answering_client
@@ -71,7 +71,7 @@ def begin_run(
     if is_resumed:
         check_not_finished(workspace, run_id)
         asked = asked.model_copy(update=resumed_parameters(workspace, run_id))
-        night = find_night_of(asked.data, asked.day) if asked.day else night
+        night = asked.source.night(asked.day) if asked.day else night
     else:
         save_parameters(workspace, run_id, asked.values_for(TrainedParameters))
     log_step("run", run_id)
@@ -84,7 +84,7 @@ def begin_run(
             "heterps.provider": asked.provider,
             "prefect.flow_run_id": current_flow_run.id or "",
             MODEL_TAG: asked.sized_model,
-            DATA_TAG: source_name(asked.data, asked.schema_file, asked.prepare_sql),
+            DATA_TAG: asked.source.name,
             **({DAY_TAG: asked.day} if asked.day else {}),
         },
     )
@@ -96,13 +96,9 @@ def begin_run(
             client.set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
     clicks = prepare_data(
         workspace,
-        data=asked.data,
-        schema_file=asked.schema_file,
-        prepare_sql=asked.prepare_sql,
+        asked.source,
         night=night,
-        slot_rows=start.slot_rows,
-        numeric_transform=start.numeric_transform,
-        text_rule=start.text_rule,
+        start=start,
         late_rows=asked.late_rows,
         # What was let pass once is not asked again.
         data_checks=None if is_resumed else asked.data_checks,
@@ -127,7 +123,7 @@ def _start_of(
     start = load_start(directory_of_run(workspace, asked.provider, run_id)) if is_resumed else None
     if start is not None:
         return start
-    champion, schema = None, schema_of(asked.schema_file)
+    champion, schema = None, asked.source.schema
     if night is not None and asked.start_from == CHAMPION:
         fits = partial(fits_night, model=asked.sized_model, schema=schema)
         champion = champion_before(workspace, night.day, fits=fits)

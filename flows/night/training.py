@@ -13,10 +13,9 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage
-from tasks.data import schema_of, source_name
+from tasks.data import rows_after
 from tasks.judging.baseline import measure_baseline
 from tasks.judging.challenge import Challenger
-from tasks.judging.newest_rows import rows_after
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
 from tasks.promotion import promote_if_better
@@ -104,7 +103,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         run.directory,
         plan.report,
         run.clicks,
-        data=source_name(run.asked.data, run.asked.schema_file, run.asked.prepare_sql),
+        data=run.asked.source.name,
         day=run.asked.day,
     )
     if id_turnover:
@@ -149,14 +148,7 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         run.workspace,
         challenger,
         run.dataset,
-        rows_after=None
-        if run.asked.data is None
-        else partial(
-            rows_after,
-            data=run.asked.data,
-            schema=schema_of(run.asked.schema_file),
-            prepare_sql=run.asked.prepare_sql,
-        ),
+        rows_after=None if run.asked.data is None else partial(rows_after, source=run.asked.source),
     )
     if isinstance(decision, str):
         log_step("champion", f"version {version} is not judged: {decision}")

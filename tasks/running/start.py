@@ -52,6 +52,9 @@ class Start:
     """By which values become the texts of categories."""
 
 
+NEW_MODEL = Start(reason="")
+
+
 def choose_start(
     champion: Champion | None,
     *,
@@ -71,7 +74,7 @@ def choose_start(
         CheckpointError: The state of the champion's optimizers is missing, or not that which was registered.
     """
     if day is None:
-        return Start(reason="")
+        return NEW_MODEL
     if start_from == SCRATCH:
         return Start(reason="from scratch, as asked")
     if champion is None:
@@ -124,7 +127,7 @@ def load_start(run: RunDirectory) -> Start | None:
     if document is None:
         return None
     if document.get("start_model") is None:
-        return Start(reason="")
+        return NEW_MODEL
     start_model = StartModel.from_json(document["start_model"])
     description = run.require_json(f"{START_MODEL}/{DESCRIPTION}")
     return _start_with(

@@ -46,6 +46,7 @@ from tasks.data import prepare_data
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
 from tasks.scheduling import make_problem
+from tasks.sources import ClickSource
 from tests.benchmarks.training_speed import figure
 from tests.heterps_core.planning.search.branched_graphs import losses_of_lines
 from tests.heterps_core.training.reference import plain_model
@@ -150,7 +151,7 @@ def best_plans(models: Sequence[str]) -> Iterator[tuple[str, BestPlan]]:
     """Yield each model with its cheapest plan."""
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(root=Path(folder)).create()
-        clicks = prepare_data.fn(workspace, data=None, schema_file=None)
+        clicks = prepare_data.fn(workspace, ClickSource())
         job = planned_job(
             clicks.open(),
             is_dry_run=True,

@@ -28,6 +28,7 @@ from heterps_core.training.tuning.in_one_process import train_in_turns
 from infra.workspace import Workspace
 from tasks.data import prepare_data
 from tasks.judging.baseline import measure_baseline
+from tasks.sources import ClickSource
 from tests.benchmarks.quality_streams import history_stream, two_label_stream
 
 MODELS = (
@@ -81,7 +82,7 @@ def quality_of_models(models: Sequence[str], seeds: range, data: str | None) -> 
     figures: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         workspace = Workspace(root=Path(folder)).create()
-        clicks = prepare_data.fn(workspace, data=data, schema_file=None)
+        clicks = prepare_data.fn(workspace, ClickSource(data=data))
         print(clicks.summary)
         best = None if clicks.best_reachable is None else clicks.best_reachable.auc
         baseline = measure_baseline.fn(clicks)

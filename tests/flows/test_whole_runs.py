@@ -17,8 +17,8 @@ from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.data import source_name
 from tasks.records.past_runs import finished_run, past_trainings
+from tasks.sources import ClickSource
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 
@@ -91,7 +91,7 @@ def record_of(workspace, run_id):
 
 def is_done(workspace, clicks):
     """Tell whether the day counts as trained."""
-    return finished_run(workspace, day=DAY, data=source_name(clicks, None), model="ctrdnn") is not None
+    return finished_run(workspace, day=DAY, data=ClickSource(data=clicks).name, model="ctrdnn") is not None
 
 
 def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(workspace, clicks):

@@ -1,5 +1,6 @@
 import gzip
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -10,18 +11,20 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from heterps_core.data.manifest import FORMAT_VERSION, MANIFEST_NAME
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
+from heterps_core.json_file import write_json
 from infra.workspace import Workspace
 from tasks.data import (
     KEPT_NIGHTS,
-    check_source,
-    check_source_columns,
-    find_night_of,
     prepare_data,
-    source_name,
+    rows_after,
 )
-from tests.heterps_core.data.synthetic_rows import held_out_labels
+from tasks.running.start import Start
+from tasks.sources import ClickSource
+from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.moto_server import empty_cloud
 
 
@@ -33,9 +36,9 @@ def stream(tmp_path_factory):
 def test_a_source_is_prepared_in_the_workspace_and_reused(stream, tmp_path):
     workspace = Workspace(root=tmp_path).create()
 
-    first = prepare_data.fn(workspace, data=str(stream.path), schema_file=None)
+    first = prepare_data.fn(workspace, ClickSource(data=str(stream.path)))
     written = (tmp_path / "data").stat().st_mtime_ns
-    second = prepare_data.fn(workspace, data=str(stream.path), schema_file=None)
+    second = prepare_data.fn(workspace, ClickSource(data=str(stream.path)))
 
     assert first == second
     assert first.open().manifest.num_rows == 3_000
@@ -44,7 +47,7 @@ def test_a_source_is_prepared_in_the_workspace_and_reused(stream, tmp_path):
 
 def test_a_missing_source_is_reported_without_reading(tmp_path):
     with pytest.raises(DataError, match=r"none\.tsv"):
-        check_source(str(tmp_path / "none.tsv"), schema_file=None)
+        ClickSource(data=str(tmp_path / "none.tsv")).check()
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +57,10 @@ def days(tmp_path_factory):
     return folder
 
 
-def prepare_night(workspace, folder, day, **changes):
-    return prepare_data.fn(
-        workspace, data=str(folder), schema_file=None, night=find_night_of(str(folder), day), **changes
-    )
+def prepare_night(workspace, folder, day, *, prepare_sql=None, late_rows="tell", **tables):
+    source = ClickSource(data=str(folder), prepare_sql=prepare_sql)
+    start = Start(reason="", **tables)
+    return prepare_data.fn(workspace, source, night=source.night(day), start=start, late_rows=late_rows)
 
 
 def test_a_night_is_trained_on_its_day_and_judged_on_the_next(days, tmp_path):
@@ -72,7 +75,7 @@ def test_a_night_is_trained_on_its_day_and_judged_on_the_next(days, tmp_path):
 
 
 def test_the_latest_night_is_the_one_before_the_last_day(days):
-    assert find_night_of(str(days), None).day == date(2026, 11, 2)
+    assert ClickSource(data=str(days)).night(None).day == date(2026, 11, 2)
 
 
 def test_rows_of_a_night_are_prepared_as_the_model_that_goes_on_with_them_asks(days, tmp_path):
@@ -238,15 +241,16 @@ def test_a_query_makes_the_rows_of_a_source_without_days(stream, tmp_path):
     workspace = Workspace(root=tmp_path).create()
     query = tmp_path / "rows.sql"
     query.write_text("SELECT * FROM rows LIMIT 500")
+    source = ClickSource(data=str(stream.path), prepare_sql=str(query))
 
-    clicks = prepare_data.fn(workspace, data=str(stream.path), schema_file=None, prepare_sql=str(query))
-    as_it_lies = prepare_data.fn(workspace, data=str(stream.path), schema_file=None)
+    clicks = prepare_data.fn(workspace, source)
+    as_it_lies = prepare_data.fn(workspace, ClickSource(data=str(stream.path)))
 
     assert clicks.open().manifest.num_rows == 500
     assert as_it_lies.open().manifest.num_rows == 3_000
     labels = [dataset.open().targets(0, 400)[0].tolist() for dataset in (clicks, as_it_lies)]
     assert labels[0] == labels[1]
-    assert source_name(str(stream.path), None, str(query)) == f"{stream.path} through {query}"
+    assert source.name == f"{stream.path} through {query}"
 
 
 def test_nights_of_a_bucket_are_prepared_as_those_of_a_folder(days, tmp_path, monkeypatch):
@@ -262,8 +266,9 @@ def test_nights_of_a_bucket_are_prepared_as_those_of_a_folder(days, tmp_path, mo
             path = days / f"day={day}" / "clicks.tsv.gz"
             client.upload_file(str(path), "clicks", f"raw/dt={day}/hour=00/clicks.tsv.gz")
 
-        check_source("s3://clicks/raw", schema_file=None, day="2026-11-01")
-        check_source_columns("s3://clicks/raw", schema_file=None, day="2026-11-01")
+        source = ClickSource(data="s3://clicks/raw")
+        source.check("2026-11-01")
+        source.check_columns("2026-11-01")
         there = prepare_night(workspace, "s3://clicks/raw", "2026-11-01").open().manifest
 
     assert there.sources[0].path == "s3://clicks/raw/dt=2026-11-01/hour=00/clicks.tsv.gz"
@@ -275,12 +280,12 @@ def test_a_name_with_an_at_sign_is_no_user_of_a_bucket(stream, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     shutil.copy(stream.path, "clicks@home.tsv")
 
-    check_source("clicks@home.tsv", schema_file=None)
+    ClickSource(data="clicks@home.tsv").check()
 
 
 def test_a_source_with_credentials_is_refused():
     with pytest.raises(ConfigurationError, match="must hold no credentials"):
-        check_source("s3://AKIA:hush@clicks/raw", schema_file=None)
+        ClickSource(data="s3://AKIA:hush@clicks/raw").check()
 
 
 def test_a_first_night_has_tables_for_the_values_of_its_day(tmp_path):
@@ -336,11 +341,41 @@ def test_days_of_a_source_share_a_profile_within_a_week(tmp_path):
 def test_a_day_can_be_chosen_only_of_data_that_has_days(stream):
     for data in (None, str(stream.path)):
         with pytest.raises(ConfigurationError, match="day 2026-11-01 can be chosen only"):
-            check_source(data, schema_file=None, day="2026-11-01")
+            ClickSource(data=data).check("2026-11-01")
 
 
 def test_a_source_has_one_name_from_every_folder(days, monkeypatch):
     monkeypatch.chdir(days.parent)
 
-    assert source_name(days.name, None) == source_name(str(days), None) == str(days)
-    assert source_name(str(days), "schema.json") != str(days)
+    assert ClickSource(data=days.name).name == ClickSource(data=str(days)).name == str(days)
+    assert ClickSource(data=str(days), schema_file="schema.json").name != str(days)
+
+
+def test_all_rows_of_the_next_day_are_there_whatever_the_schema_leaves_out_of_training(days, tmp_path):
+    schema = tmp_path / "schema.json"
+    write_json(schema, replace(CRITEO_SCHEMA, negative_share=0.5).to_json())
+    source = ClickSource(data=str(days), schema_file=str(schema))
+    expected = prepare_dataset(
+        days / "day=2026-11-03", schema=CRITEO_SCHEMA, eval_fraction=0.0, out_dir=tmp_path / "expected"
+    )
+
+    with rows_after("2026-11-02", source=source) as rows:
+        assert rows.num_eval_rows == 0
+        assert all_rows(rows).labels.tolist() == all_rows(expected).labels.tolist()
+        folder = rows.directory
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("place", ["", "day=2026-11-03/rows.tsv"])
+def test_there_are_none_after_the_last_day_and_of_data_without_days(days, place):
+    with rows_after("2026-11-03", source=ClickSource(data=str(days / place))) as rows:
+        assert rows is None
+
+
+def test_a_query_makes_them_as_it_makes_those_of_a_night(days, tmp_path):
+    query = tmp_path / "rows.sql"
+    query.write_text("SELECT * FROM rows WHERE label = '1'")
+    source = ClickSource(data=str(days), prepare_sql=str(query))
+
+    with rows_after("2026-11-01", source=source) as rows:
+        assert set(all_rows(rows).labels.tolist()) == {1}

@@ -9,7 +9,8 @@ from flows.cli import main
 from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import DataError
 from infra.workspace import Workspace
-from tasks.data import find_night_of, prepare_data
+from tasks.data import prepare_data
+from tasks.sources import ClickSource
 
 
 @pytest.fixture
@@ -44,8 +45,8 @@ def test_what_is_unusual_is_one_line_and_a_status_that_stops_a_script(damaged_da
 
 def test_a_night_that_shall_stop_does_and_one_that_shall_tell_goes_on(damaged_days, tmp_path, caplog):
     workspace = Workspace(root=tmp_path / "home").create()
-    night = find_night_of(str(damaged_days), None)
-    asked = {"data": str(damaged_days), "schema_file": None, "night": night}
+    source = ClickSource(data=str(damaged_days))
+    asked = {"source": source, "night": source.night(None)}
 
     with pytest.raises(
         DataError, match=r"day 2026-11-02.*as data_checks is stop, but I2 has one value at most"
