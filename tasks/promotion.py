@@ -57,7 +57,8 @@ def promote_if_better(
         of = {DataKind.FILES: "given data", DataKind.DAYS: "days"}[champion.data_kind]
         return f"the champion, version {champion.version}, has been trained on {of}, and this is not"
     judge = partial(judge_challenger, workspace, folder=verified_folder(workspace, registered))
-    if champion is None or champion.day is None or challenger.day is None or champion.day <= challenger.day:
+    day = registered.day
+    if champion is None or champion.day is None or day is None or champion.day <= day:
         decision = judge(challenger, dataset, champion=champion)
     else:
         opponent = opponent_of(workspace, registered)

@@ -135,8 +135,6 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
     """Decide what the registered model becomes; return that, or why it is not judged."""
     challenger = Challenger(
         version=version,
-        run_id=run.run_id,
-        day=run.asked.day,
         gates=run.asked.gates,
         usd_per_million_samples=report.billed_usd_per_million_samples,
         planned_usd_per_million_samples=report.chosen.plan.usd_per_million_samples,

@@ -36,14 +36,3 @@ class Difference:
             raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
         half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(self.variance)
         return Estimate(value=self.value, low=self.value - half_width, high=self.value + half_width)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairedComparison:
-    """Figures of a challenger less those of a champion, on the same rows."""
-
-    auc_difference: Estimate
-    """Above 0 where the challenger ranks better."""
-
-    log_loss_difference: Estimate
-    """Nats per row; below 0 where the challenger is better."""

@@ -13,7 +13,7 @@ from heterps_core.data.proposal.column_checks import leaks_of
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import CheckpointError, DataError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
-from heterps_core.judging.intervals import Estimate, PairedComparison
+from heterps_core.judging.intervals import Estimate
 from heterps_core.training.storage.exported_files import exported_sha256, read_description
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
@@ -25,10 +25,6 @@ from tasks.judging.promotion_gates import (
     ModelFigures,
     PromotionDecision,
     PromotionGates,
-    gate_against_baseline,
-    gate_against_mean_rate,
-    gate_of_rows,
-    gates_against_champion,
 )
 from tasks.records.champion import Champion, decision_of
 from tasks.records.model_registry import RegisteredVersion, find_version
@@ -41,13 +37,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Challenger:
-    """A registered version that may become champion, with its gates and what is known of it already."""
+    """A registered version that may become champion, with its gates and its known figures."""
 
     version: str
-    run_id: str
-    day: str | None
-    """Day that it was trained on; None where the data has no days."""
-
     gates: PromotionGates
     usd_per_million_samples: float | None
     """Billed for its training; None where that is not known."""
@@ -98,35 +90,17 @@ def judge_challenger(
     earlier = decision_of(registered)
     if earlier is not None and champion is not None and champion.version == challenger.version:
         return earlier
-    case = _Case(
-        challenger,
-        registered,
-        champion,
-        stays_champion,
-        dataset,
-        folder,
-        [_gate_of_files(registered, folder)],
-    )
+    gates_so_far = [_gate_of_files(registered, folder)]
+    case = _Case(challenger, registered, champion, stays_champion, dataset, folder, gates_so_far)
     if case.passes:
         case.judge()
-    if not case.passes:
-        return case.decision()
-    case.figures = _figures(
-        case.judged.quality, challenger.usd_per_million_samples, challenger.planned_usd_per_million_samples
-    )
-    if case.opponent is None:
-        case.compare_with_mean_rate()
-    else:
-        case.compare_with(case.opponent, decision_of(find_version(workspace, case.opponent.version)))
+    if case.passes:
+        case.compare()
     return case.decision()
 
 
-def _figures(
-    quality: ModelQuality | None,
-    usd_per_million_samples: float | None,
-    planned_usd_per_million_samples: float | None,
-) -> ModelFigures:
-    """Return a model's figures on rows with clicks and others."""
+def _figures(quality: ModelQuality | None, paid: Challenger | ModelFigures | None) -> ModelFigures:
+    """Return a model's figures on rows with clicks and others, with the known cost of its training."""
     assert quality is not None
     assert quality.auc is not None
     assert quality.calibration_ratio is not None
@@ -134,8 +108,8 @@ def _figures(
         auc=quality.auc,
         log_loss=quality.log_loss,
         calibration_ratio=quality.calibration_ratio,
-        usd_per_million_samples=usd_per_million_samples,
-        planned_usd_per_million_samples=planned_usd_per_million_samples,
+        usd_per_million_samples=paid.usd_per_million_samples if paid else None,
+        planned_usd_per_million_samples=paid.planned_usd_per_million_samples if paid else None,
     )
 
 
@@ -174,12 +148,6 @@ class _Case:
         return None if self.champion is None else self.champion.version
 
     @property
-    def judged(self) -> HeldOutJudgement:
-        """The judgement of models that could predict."""
-        assert self.judgement is not None
-        return self.judgement
-
-    @property
     def passes(self) -> bool:
         """All gates so far are met."""
         return all(verdict.is_met for verdict in self.verdicts)
@@ -200,55 +168,46 @@ class _Case:
         try:
             self.leaks = "; ".join(leaks_of(self.dataset))
         except DataError as problem:
-            logger.warning("no column was looked at for whether it tells the label alone: %s", problem)
+            logger.warning("columns were not checked for leaks of the label: %s", problem)
         num_bad = float(judgement.num_not_finite)
         self.verdicts += [
-            gate_of_rows(self.challenger.gates, num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
+            self.challenger.gates.of_rows(num_rows=judgement.num_rows, num_clicks=judgement.num_clicks),
             GateVerdict.of("predictions that are not finite", num_bad, "at most", 0.0),
         ]
         if self.opponent is not None and judgement.other_not_finite:
             logger.warning("the champion, version %s, predicts what is not finite", self.opponent.version)
             self._count_as_none("whose predictions are not finite")
 
-    def compare_with_mean_rate(self) -> None:
-        """Add the gates of a challenger without an opponent."""
-        baseline, confidence = self.challenger.baseline, self.challenger.gates.promotion_confidence
-        assert self.judged.log_loss_above_mean_rate is not None
-        self.log_loss_difference = self.judged.log_loss_above_mean_rate.interval(confidence=confidence)
-        self.verdicts.append(gate_against_mean_rate(self.log_loss_difference, confidence=confidence))
-        if baseline is not None:
-            difference = against_baseline(self.dataset, self.folder, baseline, confidence=confidence)
-            self.verdicts.append(gate_against_baseline(difference, confidence=confidence))
-
-    def compare_with(self, opponent: Champion, kept: PromotionDecision | None) -> None:
-        """Add the gates of a challenger beside an opponent, of which this decision was kept."""
-        judgement, gates = self.judged, self.challenger.gates
+    def compare(self) -> None:
+        """Add the gates beside the opponent, or those of a model without one."""
+        judgement, gates = self.judgement, self.challenger.gates
         confidence = gates.promotion_confidence
-        assert self.figures is not None
+        assert judgement is not None
+        self.figures = _figures(judgement.quality, self.challenger)
+        if self.opponent is None:
+            assert judgement.log_loss_above_mean_rate is not None
+            self.log_loss_difference = judgement.log_loss_above_mean_rate.interval(confidence=confidence)
+            self.verdicts.append(gates.against_mean_rate(self.log_loss_difference))
+            if (baseline := self.challenger.baseline) is not None:
+                difference = against_baseline(self.dataset, self.folder, baseline, confidence=confidence)
+                self.verdicts.append(gates.against_baseline(difference))
+            return
         assert judgement.auc_difference is not None
         assert judgement.log_loss_difference is not None
-        own = DataSchema.from_json(read_description(opponent.folder)["schema"])
+        own = DataSchema.from_json(read_description(self.opponent.folder)["schema"])
         named = self.dataset.manifest.schema.used_columns
         read = (*own.numeric_columns, *own.slot_columns)
         self.columns_not_named = tuple(name for name in read if name not in named)
-        before = kept.challenger if kept else None
-        self.champion_figures = _figures(
-            judgement.other,
-            before.usd_per_million_samples if before else None,
-            before.planned_usd_per_million_samples if before else None,
-        )
-        comparison = PairedComparison(
-            auc_difference=judgement.auc_difference.interval(confidence=confidence),
-            log_loss_difference=judgement.log_loss_difference.interval(confidence=confidence),
-        )
-        self.auc_difference = comparison.auc_difference
-        self.log_loss_difference = comparison.log_loss_difference
-        self.verdicts += gates_against_champion(
-            gates,
-            comparison,
+        kept = decision_of(self.opponent)
+        self.champion_figures = _figures(judgement.other, kept.challenger if kept else None)
+        self.auc_difference = judgement.auc_difference.interval(confidence=confidence)
+        self.log_loss_difference = judgement.log_loss_difference.interval(confidence=confidence)
+        self.verdicts += gates.against_champion(
+            self.auc_difference,
+            self.log_loss_difference,
             challenger=self.figures,
             champion=self.champion_figures,
-            knows_newer_day=(self.registered.day or "") > (opponent.day or ""),
+            knows_newer_day=(self.registered.day or "") > (self.opponent.day or ""),
         )
 
     def decision(self) -> PromotionDecision:
@@ -256,7 +215,7 @@ class _Case:
         judgement = self.judgement
         return PromotionDecision(
             version=self.registered.version,
-            run_id=self.challenger.run_id,
+            run_id=self.registered.run_id,
             champion_version=self.champion_version,
             is_promoted=self.stays_champion is None and self.passes,
             why=self._why() + (f"; but {self.leaks}: was it filled after the click?" if self.leaks else ""),
@@ -295,14 +254,11 @@ class _Case:
         return f"{why}; more rows might tell them apart" if is_undecided else why
 
     def _why_passed(self) -> str:
-        auc, log_loss, before, last = (
-            self.auc_difference,
-            self.log_loss_difference,
-            self.champion_version,
-            self.verdicts[-1],
-        )
+        auc, log_loss, last = self.auc_difference, self.log_loss_difference, self.verdicts[-1]
+        before, judgement = self.champion_version, self.judgement
+        assert judgement is not None
         assert log_loss is not None
-        rows = f"on {self.judged.num_rows:,} rows that it has not seen"
+        rows = f"on {judgement.num_rows:,} rows that it has not seen"
         beside = f"while version {self.stays_champion}, which knows later days, stays champion"
         if self.stays_champion is not None:
             against = "" if auc is None else f" against version {before}"

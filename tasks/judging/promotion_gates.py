@@ -13,7 +13,7 @@ import operator
 from dataclasses import dataclass
 
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.judging.intervals import Estimate, PairedComparison
+from heterps_core.judging.intervals import Estimate
 
 AUC_GATE = "AUC difference, lower end"
 LOG_LOSS_GATE = "log-loss difference, upper end"
@@ -33,33 +33,6 @@ RULES = {
     "below": operator.lt,
     "equal to": operator.eq,
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromotionGates:
-    """Bounds that a challenger must keep, each against the champion on the same rows, which neither has seen."""
-
-    min_auc_gain: float = -0.001
-    """The lower end of the AUC difference's interval must not be below it. The margin is the smallest difference that
-    is held to matter among click models (Song et al., AutoInt, CIKM 2019, section 5.1, with earlier sources)."""
-
-    max_log_loss_increase: float = 0.001
-    """Nats per row; the upper end of the log-loss difference's interval must not be above it. Margin as for AUC."""
-
-    max_calibration_increase: float = 0.1
-    """How much farther from 1 than the champion's the ratio of predicted to observed clicks may be. Bids are made of
-    probabilities, and AUC does not see whether all of them are too high."""
-
-    max_cost_ratio: float = 1.5
-    """Planned cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So
-    prices that have risen for good do not keep an old champion for ever, and an expensive model does not replace a
-    cheap equal."""
-
-    min_positives: int = 30
-    """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
-
-    promotion_confidence: float = 0.95
-    """Confidence of the two-sided intervals, in (0, 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +82,131 @@ class ModelFigures:
 
     planned_usd_per_million_samples: float | None = None
     """By the plan of its run; None in decisions that were written before it was kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromotionGates:
+    """Bounds that a challenger must keep, each against the champion on the same rows, which neither has seen."""
+
+    min_auc_gain: float = -0.001
+    """The lower end of the AUC difference's interval must not be below it. The margin is the smallest difference that
+    is held to matter among click models (Song et al., AutoInt, CIKM 2019, section 5.1, with earlier sources)."""
+
+    max_log_loss_increase: float = 0.001
+    """Nats per row; the upper end of the log-loss difference's interval must not be above it. Margin as for AUC."""
+
+    max_calibration_increase: float = 0.1
+    """How much farther from 1 than the champion's the ratio of predicted to observed clicks may be. Bids are made of
+    probabilities, and AUC does not see whether all of them are too high."""
+
+    max_cost_ratio: float = 1.5
+    """Planned cost over the champion's above which a challenger must have a proven gain: an AUC interval above 0. So
+    prices that have risen for good do not keep an old champion for ever, and an expensive model does not replace a
+    cheap equal."""
+
+    min_positives: int = 30
+    """Clicks, and rows without a click, below which nothing is decided: the intervals are normal approximations."""
+
+    promotion_confidence: float = 0.95
+    """Confidence of the two-sided intervals, in (0, 1)."""
+
+    def against_champion(
+        self,
+        auc: Estimate,
+        log_loss: Estimate,
+        *,
+        challenger: ModelFigures,
+        champion: ModelFigures,
+        knows_newer_day: bool,
+    ) -> tuple[GateVerdict, ...]:
+        """Return the verdicts of the gates against a champion.
+
+        Args:
+            auc: AUC of the challenger less that of the champion, on the same rows; log-loss alike.
+            knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the
+                data has no days, it must be proven better.
+        """
+        interval = f"{self.promotion_confidence:.0%} interval"
+        auc_remark = f"difference {auc.value:+.5f}, {interval} to {auc.high:+.5f}"
+        auc_rule, auc_bound = "at least", self.min_auc_gain
+        if not knows_newer_day:
+            auc_remark += "; it knows no newer day than the champion, so it must be proven better"
+            auc_rule, auc_bound = "above", max(self.min_auc_gain, 0.0)
+        errors = [abs(figures.calibration_ratio - 1.0) for figures in (challenger, champion)]
+        calibration_remark = (
+            f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
+            f"the champion's {champion.calibration_ratio:.4f}"
+        )
+        return (
+            GateVerdict.of(AUC_GATE, auc.low, auc_rule, auc_bound, auc_remark),
+            GateVerdict.of(
+                LOG_LOSS_GATE,
+                log_loss.high,
+                "at most",
+                self.max_log_loss_increase,
+                self._in_words(log_loss),
+            ),
+            GateVerdict.of(
+                CALIBRATION_GATE,
+                errors[0],
+                "at most",
+                errors[1] + self.max_calibration_increase,
+                calibration_remark,
+            ),
+            self._of_cost(challenger, champion, has_gain=auc.low > 0.0),
+        )
+
+    def against_mean_rate(self, difference: Estimate) -> GateVerdict:
+        """Return the verdict on a first champion: it must be better than the mean click rate of the rows."""
+        name = "log-loss against the mean click rate, upper end"
+        return GateVerdict.of(name, difference.high, "below", 0.0, self._in_words(difference))
+
+    def against_baseline(self, difference: Estimate | str) -> GateVerdict:
+        """Return whether a first champion is no worse than a logistic regression: missed where it is proven worse.
+
+        A model that is worse on these rows, though that is not proven, passes with that as the remark: where rows
+        are few, there would otherwise be no champion from which the next day could go on.
+
+        Args:
+            difference: AUC of the challenger less that of the logistic regression, or why there is none.
+        """
+        if isinstance(difference, str):
+            return GateVerdict(
+                name=BASELINE_GATE, value=None, bound=0.0, rule="at least", is_met=False, remark=difference
+            )
+        remark = self._in_words(difference)
+        if difference.value < 0.0 <= difference.high:
+            remark += ", below it but not proven so"
+        return GateVerdict.of(BASELINE_GATE, difference.high, "at least", 0.0, remark)
+
+    def of_rows(self, *, num_rows: int, num_clicks: int) -> GateVerdict:
+        """Return whether there are rows enough to decide by."""
+        rarer = float(min(num_clicks, num_rows - num_clicks))
+        remark = f"{num_clicks:,} clicks in {num_rows:,} rows"
+        least = float(self.min_positives)
+        return GateVerdict.of("clicks, or rows without one", rarer, "at least", least, remark)
+
+    def _of_cost(self, challenger: ModelFigures, champion: ModelFigures, *, has_gain: bool) -> GateVerdict:
+        ours, theirs, kind = _compared_costs(challenger, champion)
+        ratio = _cost_ratio(ours, theirs)
+        is_cheap = ratio is not None and ratio <= self.max_cost_ratio
+        remark = (
+            "a cost is not known" if ours is None or theirs is None else f"{kind} {ours:.4g} USD per million"
+        )
+        if not is_cheap and has_gain:
+            remark += "; the gain in AUC is proven, which may cost more"
+        return GateVerdict(
+            name=COST_GATE,
+            value=ratio,
+            bound=self.max_cost_ratio,
+            rule="at most",
+            is_met=is_cheap or has_gain,
+            remark=remark,
+        )
+
+    def _in_words(self, difference: Estimate) -> str:
+        interval = f"{self.promotion_confidence:.0%} interval"
+        return f"difference {difference.value:+.5f}, {interval} from {difference.low:+.5f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,109 +268,6 @@ class PromotionDecision(JsonDocument):
             "champion/auc": champion.auc if champion else None,
             "champion/log_loss": champion.log_loss if champion else None,
         }
-
-
-def gates_against_champion(
-    gates: PromotionGates,
-    comparison: PairedComparison,
-    *,
-    challenger: ModelFigures,
-    champion: ModelFigures,
-    knows_newer_day: bool,
-) -> tuple[GateVerdict, ...]:
-    """Return the verdicts of the gates against a champion.
-
-    Args:
-        knows_newer_day: The challenger was trained on a later day than the champion; otherwise, also where the data
-            has no days, it must be proven better.
-    """
-    confidence = f"{gates.promotion_confidence:.0%} interval"
-    auc, log_loss = comparison.auc_difference, comparison.log_loss_difference
-    auc_remark = f"difference {auc.value:+.5f}, {confidence} to {auc.high:+.5f}"
-    auc_rule, auc_bound = "at least", gates.min_auc_gain
-    if not knows_newer_day:
-        auc_remark += "; it knows no newer day than the champion, so it must be proven better"
-        auc_rule, auc_bound = "above", max(gates.min_auc_gain, 0.0)
-    errors = [abs(figures.calibration_ratio - 1.0) for figures in (challenger, champion)]
-    return (
-        GateVerdict.of(AUC_GATE, auc.low, auc_rule, auc_bound, auc_remark),
-        GateVerdict.of(
-            LOG_LOSS_GATE,
-            log_loss.high,
-            "at most",
-            gates.max_log_loss_increase,
-            f"difference {log_loss.value:+.5f}, {confidence} from {log_loss.low:+.5f}",
-        ),
-        GateVerdict.of(
-            CALIBRATION_GATE,
-            errors[0],
-            "at most",
-            errors[1] + gates.max_calibration_increase,
-            f"predicted over observed clicks {challenger.calibration_ratio:.4f}, "
-            f"the champion's {champion.calibration_ratio:.4f}",
-        ),
-        _cost_gate(gates, challenger=challenger, champion=champion, has_gain=auc.low > 0.0),
-    )
-
-
-def gate_against_mean_rate(difference: Estimate, *, confidence: float) -> GateVerdict:
-    """Return the verdict on a first champion: it must be better than the mean click rate of the rows."""
-    return GateVerdict.of(
-        "log-loss against the mean click rate, upper end",
-        difference.high,
-        "below",
-        0.0,
-        f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}",
-    )
-
-
-def gate_against_baseline(difference: Estimate | str, *, confidence: float) -> GateVerdict:
-    """Return whether a first champion is no worse than a logistic regression: missed where it is proven worse.
-
-    A model that is worse on these rows, though that is not proven, passes with that as the remark: where rows are
-    few, there would otherwise be no champion from which the next day could go on.
-
-    Args:
-        difference: AUC of the challenger less that of the logistic regression, or why there is none.
-    """
-    if isinstance(difference, str):
-        return GateVerdict(
-            name=BASELINE_GATE, value=None, bound=0.0, rule="at least", is_met=False, remark=difference
-        )
-    remark = f"difference {difference.value:+.5f}, {confidence:.0%} interval from {difference.low:+.5f}"
-    if difference.value < 0.0 <= difference.high:
-        remark += ", below it but not proven so"
-    return GateVerdict.of(BASELINE_GATE, difference.high, "at least", 0.0, remark)
-
-
-def gate_of_rows(gates: PromotionGates, *, num_rows: int, num_clicks: int) -> GateVerdict:
-    """Return whether there are rows enough to decide by."""
-    return GateVerdict.of(
-        "clicks, or rows without one",
-        float(min(num_clicks, num_rows - num_clicks)),
-        "at least",
-        float(gates.min_positives),
-        f"{num_clicks:,} clicks in {num_rows:,} rows",
-    )
-
-
-def _cost_gate(
-    gates: PromotionGates, *, challenger: ModelFigures, champion: ModelFigures, has_gain: bool
-) -> GateVerdict:
-    ours, theirs, kind = _compared_costs(challenger, champion)
-    ratio = _cost_ratio(ours, theirs)
-    is_cheap = ratio is not None and ratio <= gates.max_cost_ratio
-    remark = "a cost is not known" if ours is None or theirs is None else f"{kind} {ours:.4g} USD per million"
-    if not is_cheap and has_gain:
-        remark += "; the gain in AUC is proven, which may cost more"
-    return GateVerdict(
-        name=COST_GATE,
-        value=ratio,
-        bound=gates.max_cost_ratio,
-        rule="at most",
-        is_met=is_cheap or has_gain,
-        remark=remark,
-    )
 
 
 def _compared_costs(

@@ -16,7 +16,7 @@ import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from infra.workspace import Workspace
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records import model_registry
 from tasks.records.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
-from tasks.records.model_registry import DataKind, RegisteredVersion
+from tasks.records.model_registry import RegisteredVersion
 
 DECISION_TAG = "heterps.decision"
 SINCE_TAG = "heterps.champion_since"
@@ -36,19 +36,11 @@ NO_VERSION = "none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Champion:
-    """The version that serves."""
+class Champion(RegisteredVersion):
+    """A version that serves, or that another model is judged against or continues."""
 
-    version: str
-    run_id: str
     folder: Path
     """Its exported model, whose files are those that were registered."""
-
-    model: str
-    day: str | None
-    """Day that it was trained on, YYYY-MM-DD; None where the data has no days."""
-
-    data_kind: DataKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,14 +146,7 @@ def is_rolled_back(registered: RegisteredVersion) -> bool:
 
 
 def _verified(workspace: Workspace, registered: RegisteredVersion) -> Champion:
-    return Champion(
-        version=registered.version,
-        run_id=registered.run_id,
-        folder=model_registry.verified_folder(workspace, registered),
-        model=registered.model,
-        day=registered.day,
-        data_kind=registered.data_kind,
-    )
+    return Champion(**asdict(registered), folder=model_registry.verified_folder(workspace, registered))
 
 
 def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:

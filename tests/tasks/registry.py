@@ -116,8 +116,6 @@ class Models:
         champion = changes.pop("champion") if "champion" in changes else champion_of(self.workspace)
         dataset = changes.pop("dataset", self.dataset)
         known = {
-            "run_id": f"run-{version}",
-            "day": None,
             "usd_per_million_samples": usd,
             "planned_usd_per_million_samples": None,
             "gates": gates or PromotionGates(),

@@ -87,14 +87,12 @@ class Nights:
         version = model_registry.register_model(
             self.workspace, run, exported, run_id=name, model=LOGISTIC_MODEL, data="clicks", day=day
         )
-        return self.judge(version, dataset, day=day)
+        return self.judge(version, dataset)
 
-    def judge(self, version, dataset, *, day):
+    def judge(self, version, dataset):
         """Judge a registered model."""
         challenger = Challenger(
             version=version,
-            run_id=f"run-{version}",
-            day=day,
             gates=PromotionGates(),
             usd_per_million_samples=1.0,
             planned_usd_per_million_samples=None,
@@ -241,7 +239,7 @@ def test_rows_that_have_changed_since_they_were_prepared_decide_nothing(nights, 
     write_rows(source, seed=2)
 
     with pytest.raises(DataError, match="must stay as it was when the rows were prepared"):
-        nights.judge(version, dataset, day="2026-11-02")
+        nights.judge(version, dataset)
 
     assert champion_of(nights.workspace).version == "1"
 

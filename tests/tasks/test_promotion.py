@@ -40,11 +40,9 @@ def logits_of(models, version):
     return slots + dense + tensors["output.bias"][0]
 
 
-def promote(models, version, *, day="2026-11-30", usd=1.0, baseline=None, rows_after=None, **known):
+def promote(models, version, *, usd=1.0, baseline=None, rows_after=None, **known):
     challenger = Challenger(
         version=version,
-        run_id=f"run-{version}",
-        day=day,
         gates=PromotionGates(),
         usd_per_million_samples=usd,
         planned_usd_per_million_samples=None,
@@ -79,7 +77,7 @@ def test_a_back_filled_model_is_judged_against_the_champion_of_its_day_and_does_
     is_of_day(models, FITTED, "2026-11-20")
     is_of_day(models, EQUAL, "2026-11-03")
 
-    decision = promote(models, EQUAL, day="2026-11-03")
+    decision = promote(models, EQUAL)
 
     assert not decision.is_promoted
     assert missed(decision) == []
@@ -109,7 +107,7 @@ def test_a_back_filled_model_follows_a_later_champion_where_it_is_proven_better_
         asked.append(day)
         return nullcontext(models.dataset if has_rows else None)
 
-    decision = promote(models, challenger, day=f"2026-11-{challenger:0>2}", rows_after=rows_after)
+    decision = promote(models, challenger, rows_after=rows_after)
 
     assert asked == ([] if challenger == SHIFTED else ["2026-11-20"])
     assert decision.is_promoted is (follows and has_rows)
@@ -124,8 +122,8 @@ def test_a_back_filled_model_follows_a_later_champion_where_it_is_proven_better_
 def test_a_back_filled_day_goes_on_from_the_one_before_that_passed_and_not_from_one_that_did_not(models):
     models.crown(OLD, FITTED)
     is_of_day(models, FITTED, "2026-11-20")
-    promote(models, EQUAL, day="2026-11-03")
-    worse = promote(models, SHIFTED, day="2026-11-04")
+    promote(models, EQUAL)
+    worse = promote(models, SHIFTED)
     assert worse.champion_version == EQUAL
     assert "log-loss difference, upper end" in missed(worse)
     assert worse.why.startswith("version 2 stays champion, as of version 4 the log-loss")
@@ -141,10 +139,8 @@ def test_a_back_filled_model_without_a_champion_of_its_day_is_judged_against_the
     models.crown(OTHER_TABLES)
     is_of_day(models, OTHER_TABLES, "2026-11-20")
 
-    better = promote(models, FITTED, day="2026-11-02")
-    worse = promote(
-        models, OLD, day="2026-11-01", baseline=baseline_of(models.dataset, logits_of(models, FITTED))
-    )
+    better = promote(models, FITTED)
+    worse = promote(models, OLD, baseline=baseline_of(models.dataset, logits_of(models, FITTED)))
 
     assert (better.champion_version, better.champion, missed(better)) == (None, None, [])
     assert "version 2 passed its gates, while version 6, which knows later days, stays" in better.why
@@ -163,7 +159,7 @@ def test_a_retrained_model_follows_only_where_it_knows_a_newer_day(models, day, 
     else:
         is_of_day(models, EQUAL, day)
 
-    decision = promote(models, EQUAL, day=day)
+    decision = promote(models, EQUAL)
 
     assert (decision.auc_difference.low, decision.auc_difference.high) == (0.0, 0.0)
     assert decision.is_promoted is is_promoted
@@ -179,7 +175,7 @@ def test_a_retrained_model_that_is_proven_better_follows(models):
     models.crown(OLD)
     is_of_day(models, FITTED, "2026-11-01")
 
-    assert promote(models, FITTED, day="2026-11-01").is_promoted
+    assert promote(models, FITTED).is_promoted
 
 
 def test_a_first_model_that_is_proven_worse_than_the_logistic_regression_stays_out(models):
@@ -203,7 +199,7 @@ def test_a_night_goes_on_from_what_only_the_baseline_kept_out_until_there_is_a_c
     assert champion_before(models.workspace, date(2026, 11, 1)) is None
     assert champion_before(models.workspace, date(2026, 11, 2)).version == OLD
     assert champion_before(models.workspace, date(2026, 11, 9)).version == OLD
-    promote(models, EQUAL, day="2026-11-03")
+    promote(models, EQUAL)
     assert champion_before(models.workspace, date(2026, 11, 9)).version == EQUAL
 
 
@@ -247,7 +243,7 @@ def test_a_trial_does_not_take_the_place_of_what_serves(models, champions_data, 
         is_of_undated(models, OLD, champions_data)
     is_of_undated(models, FITTED, data)
 
-    judged = promote(models, FITTED, day=None)
+    judged = promote(models, FITTED)
 
     assert isinstance(judged, str)
     assert why in judged
@@ -259,7 +255,7 @@ def test_the_champion_of_a_trial_counts_as_none_for_the_first_model_of_real_data
     models.crown(FITTED)
     is_of_undated(models, FITTED, "synthetic click stream")
 
-    decision = promote(models, OLD, day="2026-11-01")
+    decision = promote(models, OLD)
 
     assert decision.is_promoted
     assert decision.champion is None
@@ -305,8 +301,6 @@ def test_what_they_found_beside_another_model_is_left_aside(models):
 def test_where_no_baseline_is_asked_for_the_mean_click_rate_decides(models):
     challenger = Challenger(
         version=FITTED,
-        run_id="run-2",
-        day="2026-11-02",
         gates=PromotionGates(),
         usd_per_million_samples=1.0,
         planned_usd_per_million_samples=None,

@@ -6,14 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.judging.intervals import Estimate, PairedComparison
+from heterps_core.judging.intervals import Estimate
 from tasks.judging.promotion_gates import (
     ModelFigures,
     PromotionGates,
-    gate_against_baseline,
-    gate_against_mean_rate,
-    gate_of_rows,
-    gates_against_champion,
 )
 
 GATES = PromotionGates(
@@ -39,9 +35,9 @@ def figures(*, calibration_ratio=1.0, usd=1.0, planned_usd=None):
 
 
 def missed(*, auc=0.0, log_loss=0.0, challenger=None, champion=None, knows_newer_day=True, gates=GATES):
-    verdicts = gates_against_champion(
-        gates,
-        PairedComparison(auc_difference=around(auc), log_loss_difference=around(log_loss)),
+    verdicts = gates.against_champion(
+        around(auc),
+        around(log_loss),
         challenger=challenger or figures(),
         champion=champion or figures(),
         knows_newer_day=knows_newer_day,
@@ -84,13 +80,13 @@ def test_a_model_that_knows_no_newer_day_must_be_proven_better(auc, min_auc_gain
     ],
 )
 def test_a_first_champion_must_not_be_proven_worse_than_the_logistic_regression(difference, is_met, remark):
-    verdict = gate_against_baseline(around(difference), confidence=0.95)
+    verdict = GATES.against_baseline(around(difference))
 
     assert (verdict.is_met, verdict.remark) == (is_met, remark)
 
 
 def test_a_baseline_that_is_not_known_proves_nothing():
-    verdict = gate_against_baseline("there is none", confidence=0.95)
+    verdict = GATES.against_baseline("there is none")
 
     assert not verdict.is_met
     assert str(verdict).endswith("must be at least 0, but is not known (there is none)")
@@ -157,16 +153,16 @@ def test_a_busy_machine_that_doubles_the_bill_does_not_count_where_plans_are_kno
 
 @pytest.mark.parametrize(("difference", "is_met"), [(-0.0006, True), (-0.0004, False)])
 def test_a_first_champion_must_be_better_than_the_mean_rate_beyond_doubt(difference, is_met):
-    assert gate_against_mean_rate(around(difference), confidence=0.95).is_met is is_met
+    assert GATES.against_mean_rate(around(difference)).is_met is is_met
 
 
 @pytest.mark.parametrize(("num_clicks", "is_met"), [(29, False), (30, True), (70, True), (71, False)])
 def test_both_kinds_of_rows_must_be_there(num_clicks, is_met):
-    assert gate_of_rows(PromotionGates(), num_rows=100, num_clicks=num_clicks).is_met is is_met
+    assert PromotionGates().of_rows(num_rows=100, num_clicks=num_clicks).is_met is is_met
 
 
 def test_a_verdict_reads_as_a_sentence():
-    verdict = gate_of_rows(PromotionGates(), num_rows=1_000, num_clicks=7)
+    verdict = PromotionGates().of_rows(num_rows=1_000, num_clicks=7)
 
     assert str(verdict) == (
         "clicks, or rows without one must be at least 30, but is 7 (7 clicks in 1,000 rows)"

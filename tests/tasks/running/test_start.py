@@ -1,7 +1,7 @@
 import hashlib
 import json
 from dataclasses import asdict, replace
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.champion import Champion
-from tasks.records.model_registry import DataKind
 from tasks.running.start import choose_start, load_start
 
 DAY = date(2026, 11, 9)
@@ -41,7 +40,15 @@ def champion(tmp_path):
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "optimizer.safetensors").write_bytes(WEIGHTS)
     return Champion(
-        version="7", run_id="run-7", folder=folder, model="ctrdnn", day="2026-11-08", data_kind=DataKind.DAYS
+        version="7",
+        run_id="run-7",
+        mlflow_run_id="",
+        model="ctrdnn",
+        day="2026-11-08",
+        sha256="",
+        registered_at=datetime(2026, 11, 9, 4, tzinfo=UTC),
+        tags={},
+        folder=folder,
     )
 
 
