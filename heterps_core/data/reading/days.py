@@ -1,4 +1,4 @@
-"""Which rows belong to which day, where a source is cut into folders such as day=YYYY-MM-DD or dt=YYYY-MM-DD.
+"""Which rows belong to which day, where a source is cut into folders such as day=YYYY-MM-DD or YYYY/MM/DD.
 
 A night trains on the rows of one day and is judged on those of the next, which no model has seen then
 (progressive validation): the model of tomorrow is not chosen by rows of the past.
@@ -21,6 +21,8 @@ from heterps_core.data.reading.source_files import (
     files_of_day,
     in_time_order,
     is_data,
+    is_partition,
+    named_parts,
     partitions_in,
 )
 from heterps_core.errors import ConfigurationError, DataError
@@ -85,9 +87,9 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
     What lies in the folders is not looked at: a bucket may hold years.
 
     Args:
-        source: A folder with folders of days in it, such as day=2026-11-21, dt=2026-11-21-03 (hours), ds=20261121 or
-            year=2026/month=11/day=21, also within others (region=eu); a pattern of such folders, or of the files in
-            them. One that names a single day is not cut into days.
+        source: A folder with folders of days in it, such as day=2026-11-21, dt=2026-11-21-03 (hours), ds=20261121,
+            year=2026/month=11/day=21 or 2026/11/21, also within others (region=eu); a pattern of such folders, or of
+            the files in them. One that names a single day is not cut into days.
 
     Raises:
         DataError: A folder names a day in a form that is not known, or two days, or a day has two spellings; or the
@@ -193,7 +195,7 @@ def _are_days(entries: Sequence[SourcePath], num_above: int) -> bool:
         return True
     if any(_day_of(entry, num_above) for entry in entries):
         return True
-    inner = (entries_of(entry) for entry in in_time_order(list(entries)) if _is_partition(entry))
+    inner = (entries_of(entry) for entry in in_time_order(list(entries)) if is_partition(entry))
     below = next(filter(None, inner), None)
     return below is not None and _are_days(below, num_above)
 
@@ -202,15 +204,11 @@ def _by_day(entry: SourcePath, num_above: int) -> Iterator[tuple[date | None, So
     """Yield files and folders with the day that each is of: the entry, or where it has none those in it."""
     day = _day_of(entry, num_above)
     is_unreadable = _DAY_FOLDER.fullmatch(entry.name) is not None
-    if day is not None or is_unreadable or not _is_partition(entry):
+    if day is not None or is_unreadable or not is_partition(entry):
         yield day, entry
         return
     for each in entries_of(entry):
         yield from _by_day(each, num_above)
-
-
-def _is_partition(entry: SourcePath) -> bool:
-    return "=" in entry.name and entry.is_dir()
 
 
 def _day_of(entry: SourcePath, num_above: int) -> date | None:
@@ -219,14 +217,15 @@ def _day_of(entry: SourcePath, num_above: int) -> date | None:
     Raises:
         DataError: Its folders name several days.
     """
-    below = partitions_in(entry.parts[num_above:])
+    named = named_parts(entry)
+    below = partitions_in(named[num_above:])
     texts = {
         f"{key}={value}": f"{found[1]}-{found[3]}-{found[4]}"
         for key, value in below.items()
         if (found := _DATE.fullmatch(value)) and (found[2] or _DAY_KEY.fullmatch(key))
     }
     # A year and a month may stand in the path of the source.
-    parts = partitions_in(entry.parts)
+    parts = partitions_in(named)
     numbers = [next((parts[name] for name in names if name in parts), "") for names in _DATE_KEYS]
     if not texts and all(map(str.isdecimal, numbers)) and any(name in below for name in _DATE_KEYS[-1]):
         year, month, day = map(int, numbers)
@@ -246,8 +245,12 @@ def _day_of(entry: SourcePath, num_above: int) -> date | None:
 
 def _spelling(entry: SourcePath, num_above: int) -> tuple[str, ...]:
     """Return the keys of the folders that name the day of a file or folder, and whether it has hyphens."""
-    found = ((key, _DATE.fullmatch(value)) for key, value in partitions_in(entry.parts[num_above:]).items())
-    return tuple(f"{key}{date_found[2]}" for key, date_found in found if date_found)
+    keys = partitions_in(entry.parts[num_above:])
+    found = ((key, _DATE.fullmatch(value)) for key, value in keys.items())
+    # Without keys, its folders are those of a date such as 2026/11/01.
+    return tuple(f"{key}{date_found[2]}" for key, date_found in found if date_found) or tuple(
+        name for name in _DATE_KEYS[-1] if name in keys
+    )
 
 
 def _renamed(entry: SourcePath, old: date, new: date) -> str:
@@ -256,4 +259,4 @@ def _renamed(entry: SourcePath, old: date, new: date) -> str:
         for part in entry.parts:
             if "=" in part and f"{old:{form}}" in part:
                 return part.replace(f"{old:{form}}", f"{new:{form}}")
-    return f"{new:year=%Y/month=%m/day=%d}"
+    return f"{new:%Y/%m/%d}" if f"{old:%d}" in entry.parts else f"{new:year=%Y/month=%m/day=%d}"

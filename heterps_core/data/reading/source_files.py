@@ -28,6 +28,13 @@ _TIME_KEY = re.compile(
 _TIME_VALUE = re.compile(r"\d{4}-\d\d\b.*")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
+_DATE_FOLDERS = re.compile(
+    r"""(?<![^\0])(?P<year>(?:19|20)\d\d)(?:\0(?P<month>0[1-9]|1[0-2])(?:\0(?P<day>0[1-9]|[12]\d|3[01])
+    (?:\0(?P<hour>[01]\d|2[0-3]))?)?)?(?![^\0])""",
+    re.VERBOSE,
+)
+"""Folders 2026/11/01/03 without keys, as Amazon's Firehose writes them, in a path whose parts NUL separates."""
+
 
 def is_data(path: SourcePath) -> bool:
     """Tell by its name whether a file or folder is data, and not what a writer leaves beside it."""
@@ -60,7 +67,7 @@ def check_no_log_above(paths: Iterable[SourcePath]) -> None:
     folders = dict.fromkeys(parent for path in real for parent in path.parents)
     for folder in folders:
         # A pattern may fit the days of years, each of which would be asked for in a bucket.
-        if any(map(_TIME_KEY.fullmatch, partitions_in([folder.name]))):
+        if any(map(_TIME_KEY.fullmatch, partitions_in(named_parts(folder)[-1:]))):
             continue
         for name in _LOG_FOLDERS:
             if folder.name and _is_log(folder / name):
@@ -91,7 +98,7 @@ def _table_with_log(folder: SourcePath, entry: SourcePath) -> DataError:
 
 
 def data_files_of(folder: SourcePath) -> list[SourcePath]:
-    """Return the data files of a folder and of its partitions, which are folders named key=value, in time order.
+    """Return the data files of a folder and of its partitions (see `is_partition`), in time order.
 
     Raises:
         DataError: It holds another folder with files, which may or may not be meant, or a link to none, or is a
@@ -105,14 +112,14 @@ def data_files_of(folder: SourcePath) -> list[SourcePath]:
             raise DataError(
                 entry, "is a link that leads to no file; get the file, or delete the link to leave it out"
             )
-        elif "=" in entry.name:
+        elif is_partition(entry):
             files += data_files_of(entry)
         elif any(found.is_file() for found in entry.rglob("*")):
             raise DataError(
                 folder,
                 f"must hold files, or folders named key=value such as hour=01, but holds the folder {entry.name!r}; "
                 f"rename it to _{entry.name} to leave it out, or name the files by a pattern; days need "
-                f"folders such as day=2026-11-01, or year=2026/month=11/day=01 for 2026/11/01",
+                f"folders such as day=2026-11-01 or 2026/11/01",
             )
     return in_time_order(files)
 
@@ -150,6 +157,20 @@ def check_partitions_are_times(files: Sequence[SourcePath]) -> None:
                     f"{key}={value} lie side by side; name a time_column in the schema and sort the rows by it, name "
                     f"one of the folders, or cut the rows into folders day=YYYY-MM-DD",
                 )
+
+
+def is_partition(entry: SourcePath) -> bool:
+    """Tell whether an entry is a folder named key=value, or one of the folders of a date such as 2026/11/01/03."""
+    return "=" in named_parts(entry)[-1] and entry.is_dir()
+
+
+def named_parts(path: SourcePath) -> list[str]:
+    """Return the parts of a path, those of a date such as 2026/11/01/03 as year=2026, month=11, day=01, hour=03."""
+
+    def named(found: re.Match[str]) -> str:
+        return "\0".join(f"{key}={value}" for key, value in found.groupdict().items() if value)
+
+    return _DATE_FOLDERS.sub(named, "\0".join(path.parts)).split("\0")
 
 
 def partitions_in(parts: Iterable[str]) -> dict[str, str]:

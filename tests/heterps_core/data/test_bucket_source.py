@@ -205,7 +205,8 @@ def test_a_pattern_finds_the_days_of_a_bucket(bucket, tmp_path, pattern):
 
 
 @pytest.mark.parametrize(
-    "folder", ["year=2026/month=11/day={:02}", "region=eu/ds=202611{:02}", "dt=2026-11-{:02}-23"]
+    "folder",
+    ["year=2026/month=11/day={:02}", "region=eu/ds=202611{:02}", "dt=2026-11-{:02}-23", "2026/11/{:02}/23"],
 )
 def test_days_of_a_bucket_may_be_written_in_other_forms(bucket, tmp_path, folder):
     path = write_parquet(tmp_path / "rows.parquet", 5)

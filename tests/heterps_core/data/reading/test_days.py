@@ -3,6 +3,7 @@ from datetime import date
 import pytest
 
 from heterps_core.data.reading.days import find_night, parse_day, partitions_of
+from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.source_files import files_of_day
 from heterps_core.errors import ConfigurationError, DataError
 
@@ -187,6 +188,9 @@ def test_a_day_that_is_missing_is_named_as_the_others_are(tmp_path):
         "ts={0:%Y-%m-%d} 03%3A00%3A00",
         "region=eu/day={0:%Y-%m-%d}",
         "region=eu/year={0:%Y}/month={0:%m}/day={0:%d}",
+        "{0:%Y/%m/%d}",
+        "{0:%Y/%m/%d}/03",
+        "region=eu/{0:%Y/%m/%d}",
     ],
 )
 @pytest.mark.parametrize("pattern", ["", "*"])
@@ -217,12 +221,37 @@ def test_a_day_has_the_files_of_all_regions_and_hours(tmp_path):
     ]
 
 
-def test_days_of_a_month_are_those_of_the_folders_above(tmp_path):
+@pytest.mark.parametrize("month", ["year=2026/month=11/day={}", "2026/11/{}"])
+def test_days_of_a_month_are_those_of_the_folders_above(tmp_path, month):
     for day in ("01", "02"):
-        (tmp_path / f"year=2026/month=11/day={day}").mkdir(parents=True)
+        (tmp_path / month.format(day) / "03").mkdir(parents=True)
 
-    assert list(partitions_of(tmp_path / "year=2026" / "month=11")) == [date(2026, 11, 1), date(2026, 11, 2)]
-    assert partitions_of(tmp_path / "year=2026" / "month=11" / "day=01") == {}
+    found = partitions_of((tmp_path / month.format("01")).parent)
+    assert list(found) == [date(2026, 11, 1), date(2026, 11, 2)]
+    assert partitions_of(tmp_path / month.format("01")) == {}
+
+
+def test_hours_of_a_date_without_keys_are_read_in_order_also_without_the_days(tmp_path):
+    names = ["2025/12/31/23", "2026/01/01/00", "2026/01/01/01", "2026/01/10/00"]
+    for name in reversed(names):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.tsv").write_text("row\n")
+
+    day = files_by_day(tmp_path)[date(2026, 1, 1)]
+    assert [str(file.parent.relative_to(tmp_path)) for file in day] == names[1:3]
+    assert [str(file.parent.relative_to(tmp_path)) for file in list_source_files(tmp_path)] == names
+
+
+@pytest.mark.parametrize("name", ["2026/13/01", "2026/11/32", "0026/11/01", "20260/11/01", "users/11/01"])
+def test_folders_of_numbers_that_are_no_date_are_refused_as_before(tmp_path, name):
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "a.tsv").write_text("row\n")
+
+    assert partitions_of(tmp_path) == {}
+    with pytest.raises(
+        DataError, match=r"or folders named key=value .* such as day=2026-11-01 or 2026/11/01"
+    ):
+        list_source_files(tmp_path)
 
 
 def test_a_date_above_the_source_is_no_day_of_it(tmp_path):
@@ -248,15 +277,22 @@ def test_a_day_without_its_month_is_refused(tmp_path):
         find_night(tmp_path, None)
 
 
-def test_a_missing_day_of_years_and_months_is_named_as_the_others_are(tmp_path):
-    for folder in ("year=2026/month=11/day=29", "year=2026/month=11/day=30"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "a.tsv").write_text("row\n")
+@pytest.mark.parametrize("form", ["year=2026/month={}/day={}", "2026/{}/{}"])
+def test_a_missing_day_of_years_and_months_is_named_as_the_others_are(tmp_path, form):
+    for day in (29, 30):
+        (tmp_path / form.format(11, day)).mkdir(parents=True)
+        (tmp_path / form.format(11, day) / "a.tsv").write_text("row\n")
 
-    with pytest.raises(
-        DataError, match=r"must have a folder year=2026/month=12/day=01, which 2026-11-30 is judged"
-    ):
+    with pytest.raises(DataError, match=f"must have a folder {form.format(12, '01')}, which 2026-11-30 is"):
         find_night(tmp_path, date(2026, 11, 30))
+
+
+def test_a_day_with_keys_and_without_is_refused(tmp_path):
+    for folder in ("year=2026/month=11/day=29", "2026/11/29"):
+        (tmp_path / folder).mkdir(parents=True)
+
+    with pytest.raises(DataError, match="must name a day in one way, but 2026-11-29 is 29 and day=29"):
+        partitions_of(tmp_path)
 
 
 @pytest.mark.parametrize("other", ["ds=20261109", "day=20261109", "dt=2026-11-09"])
