@@ -33,6 +33,7 @@ from heterps_core.data.manifest import SourceFile, describe_source
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
 from heterps_core.data.reading.parquet_reader import columns_in_common
+from heterps_core.data.reading.quote_escapes import WAY_OUT, QuoteEscapes
 from heterps_core.data.reading.readers import holds_rows, list_source_files
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP
 from heterps_core.data.schema import DataSchema
@@ -319,12 +320,15 @@ def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_datase
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:
     with open_text(file) as stream:
-        line = stream.read(_LINE_BYTES).partition(b"\n")[0].decode("utf-8-sig", errors="replace").rstrip("\r")
+        head = stream.read(_LINE_BYTES)
+    line = head.partition(b"\n")[0].decode("utf-8-sig", errors="replace").rstrip("\r")
     delimiter = (schema.separator or "")[:1]
     if not delimiter or delimiter not in line:
         delimiter = "\t" if line.count("\t") > line.count(",") else ","
     names = [name.strip('"') for name in line.split(delimiter)]
     is_quoted = delimiter != "\t" or line.startswith('"')
+    if is_quoted and QuoteEscapes(file, delimiter).rewritten(head) != head:
+        raise DataError(file, f"escapes quotes by a backslash, which a query does not read; {WAY_OUT}")
     has_header = not schema.column_names or not {*names}.isdisjoint(schema.column_names)
     return pa_dataset.CsvFileFormat(
         parse_options=pa_csv.ParseOptions(

@@ -11,9 +11,9 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.feature_columns import read_columns
 from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import columns_in_common
+from heterps_core.data.reading.readers import read_columns
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.serving.exported_model import ClickPredictor
 

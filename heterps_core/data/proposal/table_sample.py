@@ -14,13 +14,14 @@ import pyarrow.parquet as pq
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import column_texts
-from heterps_core.data.reading.file_kinds import is_parquet, open_text
+from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import is_text, open_parquet, plain_column
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.text_reader import (
     TextLayout,
     decode_line,
     default_separator,
+    open_rows,
     split_line,
     text_lines,
 )
@@ -202,13 +203,13 @@ def _layout(
     ]
     layout = max(
         layouts,
-        key=lambda each: (len(split_line(line, each)) == len(column_names), line.count(each.delimiter)),
+        key=lambda each: (len(split_line(file, line, each)) == len(column_names), line.count(each.delimiter)),
     )
     fields = next(lines, (0, b""))[1].split(layout.delimiter.encode())[1:]
     if fields and all(field.startswith(b" ") for field in fields):
         layout = replace(layout, is_padded=True)
     separator = f"{layout.delimiter} " if layout.is_padded else layout.delimiter
-    names = tuple(column_names) or tuple(split_line(line, layout))
+    names = tuple(column_names) or tuple(split_line(file, line, layout))
     layout = replace(
         layout,
         # Arrow finds columns by their names, which may stand there twice.
@@ -221,7 +222,7 @@ def _layout(
 def _first_block(file: SourcePath, layout: TextLayout, **convert: Any) -> pa.Table:
     options = layout.reading_options()
     options["read_options"].block_size = SAMPLED_BYTES
-    with open_text(file) as stream:
+    with open_rows(file, layout) as stream:
         reader = pa_csv.open_csv(stream, **options, convert_options=pa_csv.ConvertOptions(**convert))
         batches = [batch for batch in [next(iter(reader), None)] if batch is not None]
         return pa.Table.from_batches(batches, reader.schema)

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import open_parquet, read_footer, read_parquet
+from heterps_core.data.reading.parquet_reader import check_names, open_parquet, read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.reading.source_files import check_no_log_above, data_files_of, in_time_order, is_data
-from heterps_core.data.reading.text_reader import check_text_columns, has_two_lines, read_text
+from heterps_core.data.reading.text_reader import (
+    check_text_columns,
+    find_layout,
+    has_two_lines,
+    read_text,
+    text_batches,
+)
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
 Source = str | SourcePath | Sequence[str | SourcePath]
 """A file, a folder, a pattern such as "day_*.gz", here or in a bucket (s3://bucket/prefix), or a list of them."""
+
+
+ROWS_PER_BATCH = 65_536
+"""Of the columns of a Parquet file that a model predicts from."""
 
 
 def list_source_files(source: Source) -> tuple[SourcePath, ...]:
@@ -95,3 +107,38 @@ def check_columns(file: SourcePath, schema: DataSchema) -> None:
 
 def _read_file(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     return read_parquet(path, schema) if is_parquet(path) else read_text(path, schema)
+
+
+def read_columns(file: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the columns that a model predicts from, of a file of rows whose label need not be known.
+
+    Values of text files come as texts, whatever they stand for.
+
+    Raises:
+        DataError: The file cannot be read, or lacks a column.
+    """
+    if is_parquet(file):
+        yield from _parquet_columns(file, names)
+    else:
+        yield from _text_columns(file, schema, names)
+
+
+def _parquet_columns(path: SourcePath, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with named_reading(path), open_parquet(path) as source:
+        file = pq.ParquetFile(source)
+        check_names(path, file.schema_arrow.names, names)
+        yield from file.iter_batches(ROWS_PER_BATCH, columns=list(names))
+
+
+def _text_columns(path: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    layout = find_layout(path, schema, needed=names)
+    converting = pa_csv.ConvertOptions(
+        column_types=dict.fromkeys(names, pa.string()),
+        include_columns=list(names),
+        null_values=[""],
+        strings_can_be_null=True,
+    )
+    try:
+        yield from text_batches(path, layout, converting)
+    except pa.ArrowInvalid as error:
+        raise DataError(path, f"cannot be read as rows of text: {error}") from error

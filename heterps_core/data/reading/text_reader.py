@@ -17,6 +17,7 @@ import pyarrow.csv as pa_csv
 
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import open_text, unreadable
+from heterps_core.data.reading.quote_escapes import WAY_OUT, QuoteEscapes
 from heterps_core.data.reading.row_batch import RowBatch, check_rows, row_problem, shorten
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -89,10 +90,18 @@ def text_batches(
     if not layout.has_rows:
         return
     try:
-        with open_text(path) as stream:
+        with open_rows(path, layout) as stream:
             yield from pa_csv.open_csv(stream, **layout.reading_options(), convert_options=converting)
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def open_rows(path: SourcePath, layout: TextLayout) -> pa.NativeFile:
+    """Open a text file, plain or compressed, to read its text with quotes escaped as RFC 4180 does."""
+    stream = open_text(path)
+    if layout.quote is None:
+        return stream
+    return pa.TransformInputStream(stream, QuoteEscapes(path, layout.delimiter))
 
 
 def check_text_columns(path: SourcePath, schema: DataSchema) -> None:
@@ -154,7 +163,7 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     if not first:
         return replace(layout, has_rows=False)
     try:
-        fields = split_line(line, layout)
+        fields = split_line(path, line, layout)
     except csv.Error as error:
         raise DataError(path, f"cannot be split into fields: {error}", line=number) from error
     has_header = schema.has_header
@@ -194,10 +203,13 @@ def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequ
         raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
 
-def text_lines(path: SourcePath) -> Iterator[tuple[int, bytes]]:
-    """Yield line numbers from 1 and lines without their end."""
+def text_lines(path: SourcePath, layout: TextLayout | None = None) -> Iterator[tuple[int, bytes]]:
+    """Yield line numbers from 1 and lines without their end, with a layout as `open_rows` reads them."""
     try:
-        with io.BufferedReader(cast(Any, open_text(path))) as stream:
+        opened = open_rows(path, layout) if layout else open_text(path)
+        # As many bytes as Arrow's parser asks for, as quotes are looked for in blocks.
+        num_bytes = _BLOCK_BYTES if layout else io.DEFAULT_BUFFER_SIZE
+        with io.BufferedReader(cast(Any, opened), num_bytes) as stream:
             # Arrow ends a line at \r, too.
             lines = chain.from_iterable(map(bytes.splitlines, stream))
             for number, line in enumerate(lines, start=1):
@@ -215,11 +227,12 @@ def decode_line(path: SourcePath, number: int, line: bytes) -> str:
         raise DataError(path, f"must be UTF-8 text, got {found}", line=number) from error
 
 
-def split_line(line: str, layout: TextLayout) -> list[str]:
+def split_line(path: SourcePath, line: str, layout: TextLayout) -> list[str]:
     """Return the fields of a line."""
     if layout.quote is None:
         fields = line.split(layout.delimiter)
     else:
+        line = QuoteEscapes(path, layout.delimiter).rewritten(line.encode()).decode()
         fields = next(csv.reader([line], delimiter=layout.delimiter, quotechar=layout.quote), [])
     return [field.strip(" ") for field in fields] if layout.is_padded else fields
 
@@ -247,9 +260,9 @@ def _find_bad_line(
 
 def _records(path: SourcePath, layout: TextLayout) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row, and the number of the line where it begins: quotes may hold line breaks."""
-    lines = ((number, decode_line(path, number, line)) for number, line in text_lines(path))
+    lines = ((number, decode_line(path, number, line)) for number, line in text_lines(path, layout))
     if layout.quote is None:
-        yield from ((number, split_line(line, layout)) for number, line in lines if line)
+        yield from ((number, split_line(path, line, layout)) for number, line in lines if line)
         return
     rows = csv.reader((f"{line}\n" for _, line in lines), delimiter=layout.delimiter, quotechar=layout.quote)
     first = 1
@@ -268,7 +281,7 @@ def _line_problem(fields: list[str], layout: TextLayout, schema: DataSchema) -> 
     if len(fields) != len(layout.columns):
         has_escapes = layout.quote is not None and any("\\" in field for field in fields)
         way_out = (
-            "write a quote within a field as two, in Spark by option('escape', '\"')"
+            WAY_OUT
             if has_escapes
             else "correct the line, or name columns and separator in a schema: heterps init proposes one"
         )

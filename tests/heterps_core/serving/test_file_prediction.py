@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.reading import feature_columns
+from heterps_core.data.reading import readers
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
@@ -68,7 +68,7 @@ def test_a_file_without_header_may_lack_the_label(clicks, tmp_path):
 
 def test_parquet_is_predicted_in_batches_beside_the_columns_that_are_kept(clicks, tmp_path, monkeypatch):
     predictor, path, probabilities = clicks
-    monkeypatch.setattr(feature_columns, "ROWS_PER_BATCH", 70)
+    monkeypatch.setattr(readers, "ROWS_PER_BATCH", 70)
     table = as_table(path).drop_columns(["label"]).append_column("id", pa.array(range(NUM_ROWS)))
     pq.write_table(table, tmp_path / "in.parquet", row_group_size=110)
 
@@ -93,7 +93,7 @@ def test_a_missing_column_is_named_and_nothing_is_written(clicks, tmp_path):
 
 def test_a_row_that_cannot_be_predicted_is_named_and_leaves_no_half_output(clicks, tmp_path, monkeypatch):
     predictor, path, _ = clicks
-    monkeypatch.setattr(feature_columns, "ROWS_PER_BATCH", 50)
+    monkeypatch.setattr(readers, "ROWS_PER_BATCH", 50)
     table = as_table(path)
     pq.write_table(table, tmp_path / "1.parquet")
     some = pa.array(["many" if row in (130, 140) else str(row) for row in range(NUM_ROWS)])

@@ -14,9 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.proposal.schema_proposal import propose_schema
-from heterps_core.data.reading.feature_columns import read_columns
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.readers import check_columns, read_rows
+from heterps_core.data.reading.readers import check_columns, read_columns, read_rows
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from heterps_core.data.reading.feature_columns import read_columns
-from heterps_core.data.reading.readers import check_columns, read_rows
+from heterps_core.data.reading.readers import check_columns, read_columns, read_rows
 from heterps_core.data.reading.time_order import check_time_order
 from heterps_core.data.schema import DataSchema, MultiHotColumn, SequenceColumn
 from heterps_core.errors import DataError

@@ -10,8 +10,13 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.proposal.day_check import check_day
 from heterps_core.data.reading.bucket_path import source_path
 from heterps_core.data.reading.days import partitions_of
-from heterps_core.data.reading.feature_columns import read_columns
-from heterps_core.data.reading.readers import check_columns, holds_rows, list_source_files, read_rows
+from heterps_core.data.reading.readers import (
+    check_columns,
+    holds_rows,
+    list_source_files,
+    read_columns,
+    read_rows,
+)
 from heterps_core.data.reading.source_files import data_files_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import DataError

@@ -118,14 +118,6 @@ def test_a_header_in_quotes_between_tabs_means_that_fields_stand_in_quotes(tmp_p
     assert texts[0] == ["a\tb"] * 4
 
 
-def test_quotes_that_a_backslash_escapes_are_refused_with_what_to_write(tmp_path):
-    """As Spark writes them by default."""
-    path = write_lines(tmp_path / "rows.csv", [",".join(criteo_fields(0, C1='"say \\"hi\\", you"'))])
-
-    with pytest.raises(DataError, match=r"line 1: expected 40 fields .* got 41; .*option\('escape', '\"'\)"):
-        read_all(path)
-
-
 def test_padded_fields_labels_by_text_and_missing_markers(tmp_path):
     path = write_lines(
         tmp_path / "people", ["39, clerk, ?, <=50K", "?, ?, Peru, >50K", "  50 ,baker,Chad, >50K"]
