@@ -32,7 +32,7 @@ from tasks.comparison import FoundPlan, Terms, compare, load_problems, problems_
 from tasks.data import prepare_data
 from tasks.planning.measured_plans import measured_table, search_measured
 from tasks.provisioning import find_offers
-from tasks.records.mlflow_names import COMPLETED, KIND_COMPARISON
+from tasks.records.mlflow_names import COMPLETED, Kind
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.run_ids import new_run_id, utc_now
 from tasks.records.run_record import note_file
@@ -88,7 +88,7 @@ def compare_schedulers(asked: CompareParameters) -> str:
 def _record(workspace: Workspace, plans: Sequence[FoundPlan], *, run_id: str) -> None:
     """Write a comparison to MLflow, each search as a child run; after its end, so that a kill leaves no run open."""
     run = open_run(
-        workspace, run_id=run_id, run_name=f"{KIND_COMPARISON} {run_id}", tags={}, kind=KIND_COMPARISON
+        workspace, run_id=run_id, run_name=f"{Kind.COMPARISON} {run_id}", tags={}, kind=Kind.COMPARISON
     )
     problems = {plan.compared.full_name: plan.compared.problem for plan in plans}
     for plan in plans:

@@ -41,7 +41,7 @@ from tasks.planning.device_profiles import (
 from tasks.prices import price_files, refresh_before_renting
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
-from tasks.records.mlflow_names import KIND_PROFILING
+from tasks.records.mlflow_names import Kind
 from tasks.records.run_ids import new_run_id, utc_now
 from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
@@ -74,9 +74,9 @@ def profile_devices(asked: ProfileParameters) -> str:
     tracked = open_run(
         workspace,
         run_id=run_id,
-        run_name=f"{KIND_PROFILING} {run_id}",
+        run_name=f"{Kind.PROFILING} {run_id}",
         tags={"heterps.provider": asked.provider},
-        kind=KIND_PROFILING,
+        kind=Kind.PROFILING,
     )
 
     clicks = prepare_data(workspace, asked.source, night=asked.source.night(None))

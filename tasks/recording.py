@@ -22,7 +22,7 @@ from infra.billing.bill import Bill
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.records import model_registry, tracking
-from tasks.records.mlflow_names import CHALLENGER_ALIAS, SPEED_TAG, TrackedRun
+from tasks.records.mlflow_names import CHALLENGER_ALIAS, Tag, TrackedRun
 from tasks.records.run_record import note, note_file, note_metrics, note_series
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
@@ -79,7 +79,7 @@ def record_run(workspace: Workspace, report: RunReport) -> None:
     losses = [(step.step, step.loss) for step in report.training.steps]
     note_series(workspace, run, {"train/log_loss": losses, **stage_series(report.stages)})
     if report.speed is not None:
-        note(workspace, run, tags={SPEED_TAG: json.dumps(report.speed.to_json())})
+        note(workspace, run, tags={Tag.SPEED: json.dumps(report.speed.to_json())})
     for bill in report.bills:
         note_file(workspace, run.run_id, f"bills/{bill.run_id}.json", bill.to_json())
 

@@ -11,6 +11,7 @@ from flows.commands import whole_number
 from heterps_core.errors import CheckpointError
 from heterps_core.text_table import Table
 from infra.workspace import Workspace
+from tasks.records.mlflow_names import CHAMPION_ALIAS, Tag
 
 if TYPE_CHECKING:
     from tasks.judging.promotion_gates import PromotionDecision
@@ -60,7 +61,6 @@ def run(options: argparse.Namespace) -> None:
     """Print the champion and the last decisions."""
     from tasks.records import model_registry
     from tasks.records.champion import decision_of
-    from tasks.records.mlflow_names import CHAMPION_ALIAS
 
     workspace = Workspace.locate()
     champion = model_registry.version_called(workspace, CHAMPION_ALIAS)
@@ -90,7 +90,6 @@ def run(options: argparse.Namespace) -> None:
 
 def _outcome(registered: RegisteredVersion, decision: PromotionDecision | None, *, is_champion: bool) -> str:
     from tasks.records.champion import is_rolled_back
-    from tasks.records.mlflow_names import PROMOTED_TAG
 
     if is_champion:
         return "champion"
@@ -98,13 +97,12 @@ def _outcome(registered: RegisteredVersion, decision: PromotionDecision | None, 
         return "rolled back"
     if decision is not None and decision.passed_beside_champion:
         return "back-filled"
-    return {"true": "promoted", "false": "kept out", None: "not decided"}[registered.tags.get(PROMOTED_TAG)]
+    return {"true": "promoted", "false": "kept out", None: "not decided"}[registered.tags.get(Tag.PROMOTED)]
 
 
 def _champion_lines(registered: RegisteredVersion, decision: PromotionDecision | None) -> list[str]:
-    from tasks.records.champion import SINCE_TAG
 
-    since = registered.tags.get(SINCE_TAG, "a time that was not written down")
+    since = registered.tags.get(Tag.SINCE, "a time that was not written down")
     day = f" on {registered.day}" if registered.day else ""
     lines = [
         f"champion: version {registered.version} ({registered.model}), since {since}",
@@ -150,7 +148,6 @@ def _decision_lines(
 def _as_json(
     registered: RegisteredVersion, decision: PromotionDecision | None, outcome: str
 ) -> dict[str, Any]:
-    from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG
 
     return {
         "version": registered.version,
@@ -159,7 +156,7 @@ def _as_json(
         "day": registered.day,
         "registered_at": registered.registered_at.isoformat(timespec="seconds"),
         "outcome": outcome,
-        "champion_since": registered.tags.get(SINCE_TAG),
-        "rolled_back_at": registered.tags.get(ROLLED_BACK_TAG),
+        "champion_since": registered.tags.get(Tag.SINCE),
+        "rolled_back_at": registered.tags.get(Tag.ROLLED_BACK),
         "decision": decision and decision.to_json(),
     }

@@ -20,7 +20,7 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import Table
 from infra.workspace import Workspace, answers, run_of_launch
-from tasks.records.mlflow_names import DIED, STOPPED
+from tasks.records.mlflow_names import CHAMPION_ALIAS, DIED, STOPPED, Tag
 
 if TYPE_CHECKING:
     from infra.ledger.ledger import LedgerEntry
@@ -265,8 +265,6 @@ def _usd(entries: Sequence[LedgerEntry], *, now: datetime, is_of_month: bool = F
 
 
 def _champion(workspace: Workspace) -> str | None:
-    from tasks.records.champion import SINCE_TAG
-    from tasks.records.mlflow_names import CHAMPION_ALIAS
     from tasks.records.model_registry import version_called
 
     try:
@@ -275,7 +273,7 @@ def _champion(workspace: Workspace) -> str | None:
         return "not known: the record of runs does not answer"
     if found is None:
         return None
-    since = found.tags.get(SINCE_TAG) or found.registered_at.isoformat()
+    since = found.tags.get(Tag.SINCE) or found.registered_at.isoformat()
     day = f", trained on {found.day}" if found.day else ""
     return f"version {found.version} ({found.model}{day}) of run {found.run_id}, since {since[:16]} UTC"
 

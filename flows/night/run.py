@@ -19,7 +19,7 @@ from infra.workspace import Workspace
 from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, prepare_data
 from tasks.records.champion import champion_before
-from tasks.records.mlflow_names import DATA_TAG, DAY_TAG, MODEL_TAG, START_TAG, TrackedRun
+from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.mlflow_store import answering_client
 from tasks.records.past_runs import check_not_finished
 from tasks.records.run_files import save_parameters
@@ -83,9 +83,9 @@ def begin_run(
         tags={
             "heterps.provider": asked.provider,
             "prefect.flow_run_id": current_flow_run.id or "",
-            MODEL_TAG: asked.sized_model,
-            DATA_TAG: asked.source.name,
-            **({DAY_TAG: asked.day} if asked.day else {}),
+            Tag.MODEL: asked.sized_model,
+            Tag.DATA: asked.source.name,
+            **({Tag.DAY: asked.day} if asked.day else {}),
         },
     )
     start = _start_of(workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
@@ -93,7 +93,7 @@ def begin_run(
         log_step("start", start.reason)
     if start.model is not None:
         with answering_client(workspace) as client:
-            client.set_tag(tracked.mlflow_run_id, START_TAG, start.model.version)
+            client.set_tag(tracked.mlflow_run_id, Tag.START, start.model.version)
     clicks = prepare_data(
         workspace,
         asked.source,

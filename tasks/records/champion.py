@@ -24,12 +24,8 @@ from heterps_core.errors import CheckpointError, ConfigurationError, UnknownName
 from infra.workspace import Workspace
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records import model_registry
-from tasks.records.mlflow_names import CHAMPION_ALIAS, PROMOTED_TAG
+from tasks.records.mlflow_names import CHAMPION_ALIAS, Tag
 from tasks.records.model_registry import RegisteredVersion
-
-DECISION_TAG = "heterps.decision"
-SINCE_TAG = "heterps.champion_since"
-ROLLED_BACK_TAG = "heterps.rolled_back_at"
 
 NO_VERSION = "none"
 """To roll back to where no version is champion."""
@@ -54,7 +50,7 @@ class _RolledBack:
 
 def decision_of(registered: RegisteredVersion) -> PromotionDecision | None:
     """Return the decision that was written down for a version, or None."""
-    text = registered.tags.get(DECISION_TAG)
+    text = registered.tags.get(Tag.DECISION)
     return None if text is None else PromotionDecision.from_json(json.loads(text))
 
 
@@ -133,7 +129,7 @@ def _can_be_gone_on_from(registered: RegisteredVersion) -> bool:
 
 def _counts_as_champion(registered: RegisteredVersion) -> bool:
     """Tell whether a version was champion, or passed its gates in a back-fill."""
-    if registered.tags.get(PROMOTED_TAG) == "true":
+    if registered.tags.get(Tag.PROMOTED) == "true":
         return True
     decision = decision_of(registered)
     return decision is not None and decision.passed_beside_champion
@@ -142,7 +138,7 @@ def _counts_as_champion(registered: RegisteredVersion) -> bool:
 def is_rolled_back(registered: RegisteredVersion) -> bool:
     """Tell whether a version was rolled back after it had last become champion."""
     tags = registered.tags
-    return ROLLED_BACK_TAG in tags and tags[ROLLED_BACK_TAG] >= tags.get(SINCE_TAG, "")
+    return Tag.ROLLED_BACK in tags and tags[Tag.ROLLED_BACK] >= tags.get(Tag.SINCE, "")
 
 
 def _verified(workspace: Workspace, registered: RegisteredVersion) -> Champion:
@@ -161,14 +157,14 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
     """
     with champion_lock(workspace):
         registered = model_registry.find_version(workspace, decision.version)
-        if PROMOTED_TAG in registered.tags:
+        if Tag.PROMOTED in registered.tags:
             return
         current = model_registry.version_called(workspace, CHAMPION_ALIAS)
         if current is not None and current.version == decision.version:
             # A process was killed after it had moved the alias.
             _mark_applied(workspace, registered, is_promoted=True)
             return
-        written = {DECISION_TAG: json.dumps(decision.to_json())}
+        written = {Tag.DECISION: json.dumps(decision.to_json())}
         if not decision.is_promoted:
             model_registry.tag_version(workspace, decision.version, written)
             _mark_applied(workspace, registered, is_promoted=False)
@@ -182,7 +178,7 @@ def apply_decision(workspace: Workspace, decision: PromotionDecision) -> None:
         model_registry.verified_folder(workspace, registered)
         if current is not None:
             _make_up_for_mark(workspace, current)
-        model_registry.tag_version(workspace, decision.version, {**written, SINCE_TAG: _now()})
+        model_registry.tag_version(workspace, decision.version, {**written, Tag.SINCE: _now()})
         model_registry.call_version(workspace, decision.version, CHAMPION_ALIAS)
         _mark_applied(workspace, registered, is_promoted=True)
 
@@ -208,8 +204,8 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> _RolledBack:
             model_registry.call_none(workspace, CHAMPION_ALIAS)
         else:
             _crown_again(workspace, target, current=current)
-        model_registry.tag_version(workspace, current.version, {ROLLED_BACK_TAG: _now()})
-        model_registry.tag_run_of(workspace, current, {ROLLED_BACK_TAG: _now()})
+        model_registry.tag_version(workspace, current.version, {Tag.ROLLED_BACK: _now()})
+        model_registry.tag_run_of(workspace, current, {Tag.ROLLED_BACK: _now()})
     return _RolledBack(from_version=current.version, to=target)
 
 
@@ -222,7 +218,7 @@ def _crown_again(workspace: Workspace, target: RegisteredVersion, *, current: Re
             f"{error}; champion is still {current.version}, others to go back to with --to are: "
             f"{', '.join(others) or 'none'}"
         ) from error
-    model_registry.tag_version(workspace, target.version, {SINCE_TAG: _now()})
+    model_registry.tag_version(workspace, target.version, {Tag.SINCE: _now()})
     model_registry.call_version(workspace, target.version, CHAMPION_ALIAS)
 
 
@@ -261,18 +257,18 @@ def _earlier_champions(workspace: Workspace, current: RegisteredVersion) -> list
     return [
         registered.version
         for registered in model_registry.registered_versions(workspace)
-        if registered.tags.get(PROMOTED_TAG) == "true" and registered.version != current.version
+        if registered.tags.get(Tag.PROMOTED) == "true" and registered.version != current.version
     ]
 
 
 def _make_up_for_mark(workspace: Workspace, current: RegisteredVersion) -> None:
     """Mark a champion as promoted whose process was killed before it could."""
-    if PROMOTED_TAG not in current.tags:
+    if Tag.PROMOTED not in current.tags:
         _mark_applied(workspace, current, is_promoted=True)
 
 
 def _mark_applied(workspace: Workspace, registered: RegisteredVersion, *, is_promoted: bool) -> None:
-    tags = {PROMOTED_TAG: str(is_promoted).lower()}
+    tags = {Tag.PROMOTED: str(is_promoted).lower()}
     model_registry.tag_run_of(workspace, registered, tags)
     # Last, as it ends what may be called again.
     model_registry.tag_version(workspace, registered.version, tags)

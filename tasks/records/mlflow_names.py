@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -11,10 +12,6 @@ if TYPE_CHECKING:
 EXPERIMENT = "train-ctr"
 COMPARISON_EXPERIMENT = "compare-schedulers"
 
-RUN_ID_TAG = "heterps.run_id"
-KIND_TAG = "heterps.kind"
-CHOSEN_TAG = "heterps.chosen"
-END_REASON_TAG = "heterps.end_reason"
 COMPLETED = "completed"
 """End reason of a run that trained, and not only planned."""
 
@@ -24,47 +21,65 @@ to stop begins with the first."""
 
 OUTCOMES = ("finished", "failed", "killed", STOPPED, DIED, "running")
 
-HOST_TAG = "heterps.host"
-DAY_TAG = "heterps.day"
-"""Day of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
-
-DATA_TAG = "heterps.data"
-
 MADE_UP_DATA = "synthetic click stream"
-
-MODEL_TAG = "heterps.model"
-SCHEMA_TAG = "heterps.schema"
-"""`DataSchema.meaning` of a version's rows; missing at versions from before there was this tag."""
-
-SKIPPED_TAG = "heterps.skipped"
-"""When a later run last found this one's day done, and did nothing."""
-
-START_TAG = "heterps.start_version"
-"""Version of the registered model whose weights training began with; missing where it began with new ones."""
-
-PROMOTED_TAG = "heterps.promoted"
-""""true" or "false": whether the model became champion, once that was decided; on the version and its run."""
-
-SPEED_TAG = "heterps.speed"
-"""Predicted and measured speed as JSON, from which later runs learn."""
-
-PROCESS_TAG = "heterps.process"
-"""The process that opened a run, by its pid and its start time."""
-
-PARENT_TAG = "mlflow.parentRunId"
-"""MLflow shows a run that has it below the run that it names."""
 
 REGISTERED_MODEL = "ctr"
 CHALLENGER_ALIAS = "challenger"
 CHAMPION_ALIAS = "champion"
 
-KIND_TRAINING = "training"
-KIND_SEARCH = "search"
-KIND_COMPARISON = "comparison"
-KIND_PROFILING = "profiling"
-KIND_TUNING = "tuning"
 
-NOTE_TAG = "mlflow.note.content"
+class Tag(StrEnum):
+    """Names of tags of runs, of the experiment and of versions of the registered model."""
+
+    RUN_ID = "heterps.run_id"
+    KIND = "heterps.kind"
+    CHOSEN = "heterps.chosen"
+    END_REASON = "heterps.end_reason"
+    HOST = "heterps.host"
+    DAY = "heterps.day"
+    """Day of the rows that were trained on, YYYY-MM-DD; missing where the data has no days."""
+
+    DATA = "heterps.data"
+    MODEL = "heterps.model"
+    SCHEMA = "heterps.schema"
+    """`DataSchema.meaning` of a version's rows; missing at versions from before there was this tag."""
+
+    SKIPPED = "heterps.skipped"
+    """When a later run last found this one's day done, and did nothing."""
+
+    START = "heterps.start_version"
+    """Version of the registered model whose weights training began with; missing where it began with new ones."""
+
+    PROMOTED = "heterps.promoted"
+    """"true" or "false": whether the model became champion, once that was decided; on the version and its run."""
+
+    DECISION = "heterps.decision"
+    SINCE = "heterps.champion_since"
+    ROLLED_BACK = "heterps.rolled_back_at"
+    SHA256 = "heterps.model_sha256"
+    SPEED = "heterps.speed"
+    """Predicted and measured speed as JSON, from which later runs learn."""
+
+    PROCESS = "heterps.process"
+    """The process that opened a run, by its pid and its start time."""
+
+    PARENT = "mlflow.parentRunId"
+    """MLflow shows a run that has it below the run that it names."""
+
+    NOTE = "mlflow.note.content"
+    EXPERIMENT_KIND = "mlflow.experimentKind"
+    """With it MLflow need not guess, and opens the table of runs."""
+
+
+class Kind(StrEnum):
+    """Kinds of runs."""
+
+    TRAINING = "training"
+    SEARCH = "search"
+    COMPARISON = "comparison"
+    PROFILING = "profiling"
+    TUNING = "tuning"
+
 
 TRAINING_VIEW = "workflowType=machine_learning"
 """Part of an address; without it MLflow opens its view of language models."""
@@ -83,7 +98,7 @@ class TrackedRun:
     @classmethod
     def of(cls, run: Run) -> TrackedRun:
         """Return the ids of an MLflow run of ours."""
-        run_id = run.data.tags[RUN_ID_TAG]
+        run_id = run.data.tags[Tag.RUN_ID]
         return cls(mlflow_run_id=run.info.run_id, experiment_id=run.info.experiment_id, run_id=run_id)
 
     def address(self, mlflow_url: str) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 from heterps_core.errors import ConfigurationError
 from infra.loopback_guard import App
 from infra.workspace import TRACKING_VARIABLE, Workspace
-from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, KIND_TAG, RUN_ID_TAG
+from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, Tag
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -164,8 +164,8 @@ def experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPERI
 
 def runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list[Run]:
     """Return all MLflow runs of a flow run, or those of one kind."""
-    condition = f"tags.`{RUN_ID_TAG}` = '{run_id}'"
-    return search_runs(client, f"{condition} AND tags.`{KIND_TAG}` = '{kind}'" if kind else condition)
+    condition = f"tags.`{Tag.RUN_ID}` = '{run_id}'"
+    return search_runs(client, f"{condition} AND tags.`{Tag.KIND}` = '{kind}'" if kind else condition)
 
 
 def search_runs(client: MlflowClient, condition: str) -> list[Run]:

@@ -11,22 +11,12 @@ import json
 from collections.abc import Sequence
 from urllib.parse import quote, urlencode
 
-from tasks.records.mlflow_names import (
-    KIND_TAG,
-    KIND_TRAINING,
-    NOTE_TAG,
-    PROMOTED_TAG,
-    TRAINING_VIEW,
-    TrackedRun,
-)
+from tasks.records.mlflow_names import TRAINING_VIEW, Kind, Tag, TrackedRun
 
 DEFAULT_MLFLOW_URL = "http://127.0.0.1:5000"
 NIGHTS_VIEW = "heterps-nights"
 VIEW_TAG_PREFIX = "mlflow.sharedViewState."
 VIEW_PARAMETER = "viewStateShareKey"
-EXPERIMENT_KIND_TAG = "mlflow.experimentKind"
-"""Named, MLflow need not guess it, and opens the table of runs."""
-
 _RUN_NAME, _CREATED = "attributes.`Run Name`", "runDateAndNestInfo"
 """MLflow keeps both before all others, so they are narrow."""
 
@@ -47,7 +37,7 @@ NIGHT_COLUMNS = (
 EXPERIMENT_NOTE = f"""What did a night cost, was it faster, is its model better? **Open _Views_ > _Nights_.**
 
 The view (also `?{VIEW_PARAMETER}={NIGHTS_VIEW}` after this page's address) has one row a night, newest first:
-whether its model became champion (`{PROMOTED_TAG}`), quality (`night/auc`, and what is missing to the best
+whether its model became champion (`{Tag.PROMOTED}`), quality (`night/auc`, and what is missing to the best
 reachable), cost (`night/usd`, and for a million samples), speed (`night/samples_per_s`, and how far the prediction
 was off), and how far the plan is from the optimum. Each run has a page with charts as `report.html` among its
 artifacts, and its whole report as `report.txt`. Children
@@ -57,9 +47,9 @@ named _search ..._ are what each search method found for the same problem."""
 def experiment_tags() -> dict[str, str]:
     """Return the note, the kind and the saved view of the experiment of trainings."""
     figures = {f"metrics.`{name}`": width for name, width in NIGHT_COLUMNS}
-    widths = {_RUN_NAME: 200, _CREATED: 80, f"tags.`{PROMOTED_TAG}`": 95} | figures
+    widths = {_RUN_NAME: 200, _CREATED: 80, f"tags.`{Tag.PROMOTED}`": 95} | figures
     state = {
-        "searchFilter": f"tags.`{KIND_TAG}` = '{KIND_TRAINING}'",
+        "searchFilter": f"tags.`{Tag.KIND}` = '{Kind.TRAINING}'",
         "orderByKey": "attributes.start_time",
         "orderByAsc": False,
         "startTime": "ALL",
@@ -72,8 +62,8 @@ def experiment_tags() -> dict[str, str]:
     }
     view = {"name": "Nights", "createdAt": VIEW_WRITTEN_AT_MS, "state": json.dumps(state)}
     return {
-        NOTE_TAG: EXPERIMENT_NOTE,
-        EXPERIMENT_KIND_TAG: "custom_model_development",
+        Tag.NOTE: EXPERIMENT_NOTE,
+        Tag.EXPERIMENT_KIND: "custom_model_development",
         f"{VIEW_TAG_PREFIX}{NIGHTS_VIEW}": json.dumps(view),
     }
 

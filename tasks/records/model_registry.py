@@ -29,13 +29,9 @@ from tasks.click_model import ClickModel, columns_taken, example_rows
 from tasks.records.mlflow_names import (
     CHALLENGER_ALIAS,
     CHAMPION_ALIAS,
-    DATA_TAG,
-    DAY_TAG,
     MADE_UP_DATA,
-    MODEL_TAG,
     REGISTERED_MODEL,
-    RUN_ID_TAG,
-    SCHEMA_TAG,
+    Tag,
     TrackedRun,
 )
 from tasks.records.mlflow_store import answering_client, has_records, local_path
@@ -45,7 +41,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
     from mlflow.models import ModelSignature
 
-SHA256_TAG = "heterps.model_sha256"
 
 _ARTIFACT_FOLDER = "model"
 _NEWEST = 5
@@ -79,7 +74,7 @@ class RegisteredVersion:
         """Kind of its training data."""
         if self.day is not None:
             return DataKind.DAYS
-        return DataKind.MADE_UP if self.tags.get(DATA_TAG) == MADE_UP_DATA else DataKind.FILES
+        return DataKind.MADE_UP if self.tags.get(Tag.DATA) == MADE_UP_DATA else DataKind.FILES
 
 
 def register_model(
@@ -100,15 +95,15 @@ def register_model(
         CheckpointError: The folder does not hold a whole model.
         ConfigurationError: MLflow's store does not answer.
     """
-    tags = {
-        RUN_ID_TAG: run_id,
-        MODEL_TAG: model,
-        DATA_TAG: data,
-        SCHEMA_TAG: DataSchema.from_json(read_description(folder)["schema"]).meaning,
-        SHA256_TAG: exported_sha256(folder),
+    tags: dict[str, str] = {
+        Tag.RUN_ID: run_id,
+        Tag.MODEL: model,
+        Tag.DATA: data,
+        Tag.SCHEMA: DataSchema.from_json(read_description(folder)["schema"]).meaning,
+        Tag.SHA256: exported_sha256(folder),
     }
     if day is not None:
-        tags[DAY_TAG] = day
+        tags[Tag.DAY] = day
     with answering_client(workspace) as client:
         artifacts = client.get_run(run.mlflow_run_id).info.artifact_uri
         _keep_artifacts(client, run.mlflow_run_id, folder, kept=local_path(artifacts))
@@ -205,14 +200,14 @@ def call_none(workspace: Workspace, alias: str) -> None:
         client.delete_registered_model_alias(REGISTERED_MODEL, alias)
 
 
-def tag_version(workspace: Workspace, version: str, tags: Mapping[str, str]) -> None:
+def tag_version(workspace: Workspace, version: str, tags: Mapping[Tag, str]) -> None:
     """Write tags of a version, one after the other in their order."""
     with answering_client(workspace) as client:
         for name, value in tags.items():
             client.set_model_version_tag(REGISTERED_MODEL, version, name, value)
 
 
-def tag_run_of(workspace: Workspace, registered: RegisteredVersion, tags: Mapping[str, str]) -> None:
+def tag_run_of(workspace: Workspace, registered: RegisteredVersion, tags: Mapping[Tag, str]) -> None:
     """Write tags of the run that trained a version, where that is known."""
     if not registered.mlflow_run_id:
         return
@@ -319,11 +314,11 @@ def _read(version: ModelVersion) -> RegisteredVersion:
     tags = dict(version.tags)
     return RegisteredVersion(
         version=str(version.version),
-        run_id=tags.get(RUN_ID_TAG, ""),
+        run_id=tags.get(Tag.RUN_ID, ""),
         mlflow_run_id=version.run_id or "",
-        model=tags.get(MODEL_TAG, ""),
-        day=tags.get(DAY_TAG),
-        sha256=tags.get(SHA256_TAG, ""),
+        model=tags.get(Tag.MODEL, ""),
+        day=tags.get(Tag.DAY),
+        sha256=tags.get(Tag.SHA256, ""),
         registered_at=datetime.fromtimestamp(version.creation_timestamp / 1_000, UTC),
         tags=tags,
     )

@@ -12,15 +12,8 @@ from datetime import datetime
 
 from infra.workspace import Workspace
 from tasks.records import model_registry
-from tasks.records.champion import ROLLED_BACK_TAG, SINCE_TAG, champion_lock, champions_by_day, decision_of
-from tasks.records.mlflow_names import (
-    CHAMPION_ALIAS,
-    KIND_TAG,
-    KIND_TRAINING,
-    REGISTERED_MODEL,
-    SCHEMA_TAG,
-    START_TAG,
-)
+from tasks.records.champion import champion_lock, champions_by_day, decision_of
+from tasks.records.mlflow_names import CHAMPION_ALIAS, REGISTERED_MODEL, Kind, Tag
 from tasks.records.mlflow_store import (
     answering_client,
     delete_stored,
@@ -99,17 +92,17 @@ def _needed(
     for name in aliases.values():
         called = sorted(alias for alias in aliases if aliases[alias] == name)
         whys[name] = f"is called {' and '.join(called)}"
-    condition = f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{KIND_TRAINING}'"
+    condition = f"attributes.status = 'RUNNING' AND tags.`{Tag.KIND}` = '{Kind.TRAINING}'"
     with answering_client(workspace) as client:
         running = search_runs(client, condition)
     for run in running:
-        if START_TAG in run.data.tags:
-            whys.setdefault(run.data.tags[START_TAG], "a run that is under way began with it")
+        if Tag.START in run.data.tags:
+            whys.setdefault(run.data.tags[Tag.START], "a run that is under way began with it")
     since = f"{registered_before:%Y-%m-%d %H:%M} UTC"
     rolled_back = [
         registered
         for registered in versions
-        if (at := _time_of(registered, ROLLED_BACK_TAG)) is not None and at >= registered_before
+        if (at := _time_of(registered, Tag.ROLLED_BACK)) is not None and at >= registered_before
     ]
     for registered in rolled_back:
         whys.setdefault(registered.version, f"was rolled back after {since}")
@@ -133,7 +126,7 @@ def _needed(
 
 def _lineage(registered: RegisteredVersion) -> tuple[str, str | None]:
     """Return what versions must have alike for one to go on from another."""
-    return registered.model, registered.tags.get(SCHEMA_TAG)
+    return registered.model, registered.tags.get(Tag.SCHEMA)
 
 
 def _champions_before(
@@ -146,7 +139,7 @@ def _champions_before(
         if earlier is None:
             return
         yield earlier
-        if (_time_of(current, SINCE_TAG) or current.registered_at) < registered_before:
+        if (_time_of(current, Tag.SINCE) or current.registered_at) < registered_before:
             # All before `earlier` had served their time when it was followed.
             return
         current = earlier

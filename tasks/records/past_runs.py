@@ -12,23 +12,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.calibration import RunSpeed
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import (
-    COMPLETED,
-    DATA_TAG,
-    DAY_TAG,
-    DIED,
-    END_REASON_TAG,
-    EXPERIMENT,
-    KIND_TAG,
-    KIND_TRAINING,
-    MODEL_TAG,
-    PROMOTED_TAG,
-    RUN_ID_TAG,
-    SKIPPED_TAG,
-    SPEED_TAG,
-    STOPPED,
-    TrackedRun,
-)
+from tasks.records.mlflow_names import COMPLETED, DIED, EXPERIMENT, STOPPED, Kind, Tag, TrackedRun
 from tasks.records.mlflow_store import answering_client, has_records, runs_of
 from tasks.running.run_lifecycle import process_is_gone
 
@@ -59,7 +43,7 @@ class PastRun:
     @property
     def day(self) -> str | None:
         """Day of the data that it trained on, YYYY-MM-DD; None where the data has no days."""
-        return self.tags.get(DAY_TAG)
+        return self.tags.get(Tag.DAY)
 
     @property
     def night(self) -> str:
@@ -74,7 +58,7 @@ class PastRun:
     @property
     def model(self) -> str:
         """Its name; parameters come with the plan, and the run's own name begins with it."""
-        return self.parameters.get("model") or self.tags.get(MODEL_TAG) or self.name.partition(" ")[0]
+        return self.parameters.get("model") or self.tags.get(Tag.MODEL) or self.name.partition(" ")[0]
 
     @property
     def plan(self) -> str | None:
@@ -89,7 +73,7 @@ class PastRun:
         """One of `OUTCOMES`: MLflow's status, or that it was asked to stop, or that its process is gone."""
         if self.status == "RUNNING" and process_is_gone(self.tags):
             return DIED
-        is_stopped = self.status == "KILLED" and self.tags.get(END_REASON_TAG, "").startswith(STOPPED)
+        is_stopped = self.status == "KILLED" and self.tags.get(Tag.END_REASON, "").startswith(STOPPED)
         return STOPPED if is_stopped else self.status.lower()
 
     @property
@@ -101,7 +85,7 @@ class PastRun:
                 f"resume_run_id={self.run_id} goes on from its newest checkpoint"
             )
         # A run that was resumed has the reason of its first end.
-        return None if self.status == "RUNNING" else self.tags.get(END_REASON_TAG)
+        return None if self.status == "RUNNING" else self.tags.get(Tag.END_REASON)
 
     @property
     def usd(self) -> float | None:
@@ -131,16 +115,16 @@ class PastRun:
     @property
     def was_promoted(self) -> bool | None:
         """None where there was no decision."""
-        promoted = self.tags.get(PROMOTED_TAG)
+        promoted = self.tags.get(Tag.PROMOTED)
         return None if promoted is None else promoted == "true"
 
     @property
     def speed(self) -> RunSpeed | None:
         """Predicted and measured, from which later runs learn; None where it cannot be used."""
-        if SPEED_TAG not in self.tags:
+        if Tag.SPEED not in self.tags:
             return None
         try:
-            return RunSpeed.from_json(json.loads(self.tags[SPEED_TAG]))
+            return RunSpeed.from_json(json.loads(self.tags[Tag.SPEED]))
         except (ValueError, ConfigurationError) as error:
             logger.warning("the calibration leaves out run %s: %s", self.run_id, error)
             return None
@@ -189,7 +173,7 @@ def past_trainings(
     """
     if not has_records(workspace):
         return []
-    wanted = {KIND_TAG: KIND_TRAINING, DAY_TAG: day, RUN_ID_TAG: run_id}
+    wanted = {Tag.KIND: Kind.TRAINING, Tag.DAY: day, Tag.RUN_ID: run_id}
     conditions = [f"tags.`{name}` = '{value}'" for name, value in wanted.items() if value]
     if status:
         conditions.append(f"attributes.status = '{status}'")
@@ -226,9 +210,9 @@ def check_not_finished(workspace: Workspace, run_id: str) -> None:
     if not has_records(workspace):
         return
     with answering_client(workspace) as client:
-        records = runs_of(client, run_id, KIND_TRAINING)
+        records = runs_of(client, run_id, Kind.TRAINING)
     for record in records:
-        if record.info.status == "FINISHED" and record.data.tags.get(END_REASON_TAG) == COMPLETED:
+        if record.info.status == "FINISHED" and record.data.tags.get(Tag.END_REASON) == COMPLETED:
             ended_at = datetime.fromtimestamp(record.info.end_time / 1_000, UTC)
             raise ConfigurationError(
                 f"resume_run_id must be a run that did not come to its end, but {run_id} finished at "
@@ -245,8 +229,8 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
     """
     of_day = past_trainings(workspace, most=_MOST_RUNS_OF_A_DAY, day=day)
     for past in reversed(of_day):
-        is_same = past.tags.get(DATA_TAG) == data and past.tags.get(MODEL_TAG) == model
-        is_done = past.status == "FINISHED" and past.tags.get(END_REASON_TAG) == COMPLETED
+        is_same = past.tags.get(Tag.DATA) == data and past.tags.get(Tag.MODEL) == model
+        is_done = past.status == "FINISHED" and past.tags.get(Tag.END_REASON) == COMPLETED
         if is_same and is_done:
             return past.run_id
     return None
@@ -255,5 +239,5 @@ def finished_run(workspace: Workspace, *, day: str, data: str, model: str) -> st
 def note_skipped(workspace: Workspace, run_id: str, *, at: datetime) -> None:
     """Write at a finished run when a later one found nothing left to do."""
     with answering_client(workspace) as client:
-        for record in runs_of(client, run_id, KIND_TRAINING):
-            client.set_tag(record.info.run_id, SKIPPED_TAG, at.isoformat(timespec="seconds"))
+        for record in runs_of(client, run_id, Kind.TRAINING):
+            client.set_tag(record.info.run_id, Tag.SKIPPED, at.isoformat(timespec="seconds"))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import PARENT_TAG, EndStatus, TrackedRun
+from tasks.records.mlflow_names import EndStatus, Tag, TrackedRun
 from tasks.records.mlflow_store import client_of, first_line, is_deleted, is_passing
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _children(client: MlflowClient, run: TrackedRun, searches: Mapping[str, Any]
     """Return the MLflow run of each search, below the parent; missing ones are created."""
     if not searches:
         return {}
-    of_parent = f"tags.`{PARENT_TAG}` = '{run.mlflow_run_id}'"
+    of_parent = f"tags.`{Tag.PARENT}` = '{run.mlflow_run_id}'"
     found = {
         child.info.run_name: child.info.run_id
         for child in client.search_runs([run.experiment_id], filter_string=of_parent)

@@ -13,14 +13,7 @@ from heterps_core.device_types import get_device_type
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import (
-    CHOSEN_TAG,
-    KIND_SEARCH,
-    KIND_TAG,
-    PARENT_TAG,
-    RUN_ID_TAG,
-    TrackedRun,
-)
+from tasks.records.mlflow_names import Kind, Tag, TrackedRun
 from tasks.records.run_record import note, points
 
 
@@ -58,10 +51,10 @@ def record_search(
     series = {each: [(0, value)] for each, value in {**plan_metrics(result), **(figures or {})}.items()}
     search = {
         "tags": {
-            PARENT_TAG: parent.mlflow_run_id,
-            RUN_ID_TAG: parent.run_id,
-            KIND_TAG: KIND_SEARCH,
-            CHOSEN_TAG: str(is_chosen).lower(),
+            Tag.PARENT: parent.mlflow_run_id,
+            Tag.RUN_ID: parent.run_id,
+            Tag.KIND: Kind.SEARCH,
+            Tag.CHOSEN: str(is_chosen).lower(),
         },
         "parameters": dict(settings),
         "metrics": points({**series, "search/best_cost_usd": history}),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import COMPLETED, DATA_TAG, KIND_TUNING, MODEL_TAG
+from tasks.records.mlflow_names import COMPLETED, Kind, Tag
 from tasks.records.run_ids import new_run_id, utc_now
 from tasks.records.run_record import note, note_file, note_metrics, note_series
 from tasks.running.run_lifecycle import close_run, open_run
@@ -26,8 +26,8 @@ def record_tuning(workspace: Workspace, tuning: Tuning, found: Mapping[str, Any]
         workspace,
         run_id=new_run_id(None, now=utc_now()),
         run_name=f"tune {best.model}",
-        tags={MODEL_TAG: best.model, DATA_TAG: data},
-        kind=KIND_TUNING,
+        tags={Tag.MODEL: best.model, Tag.DATA: data},
+        kind=Kind.TUNING,
     )
     assert best.quality is not None
     note(workspace, run, parameters={name: str(value) for name, value in found.items()})

@@ -15,20 +15,7 @@ import psutil
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of
-from tasks.records.mlflow_names import (
-    COMPARISON_EXPERIMENT,
-    END_REASON_TAG,
-    EXPERIMENT,
-    HOST_TAG,
-    KIND_COMPARISON,
-    KIND_PROFILING,
-    KIND_TAG,
-    KIND_TRAINING,
-    PROCESS_TAG,
-    RUN_ID_TAG,
-    EndStatus,
-    TrackedRun,
-)
+from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, EndStatus, Kind, Tag, TrackedRun
 from tasks.records.mlflow_store import (
     answering_client,
     client_of,
@@ -48,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_run(
-    workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str], kind: str = KIND_TRAINING
+    workspace: Workspace, *, run_id: str, run_name: str, tags: Mapping[str, str], kind: str = Kind.TRAINING
 ) -> TrackedRun:
     """Open the parent run of a flow run, or open it again where the run is resumed.
 
@@ -60,16 +47,16 @@ def open_run(
     process = psutil.Process()
     notes = {
         **tags,
-        HOST_TAG: socket.gethostname(),
-        PROCESS_TAG: f"{process.pid} {process.create_time():.2f}",
-        RUN_ID_TAG: run_id,
-        KIND_TAG: kind,
+        Tag.HOST: socket.gethostname(),
+        Tag.PROCESS: f"{process.pid} {process.create_time():.2f}",
+        Tag.RUN_ID: run_id,
+        Tag.KIND: kind,
     }
     with answering_client(workspace) as client:
         experiment = experiment_id(
-            client, workspace, COMPARISON_EXPERIMENT if kind == KIND_COMPARISON else EXPERIMENT
+            client, workspace, COMPARISON_EXPERIMENT if kind == Kind.COMPARISON else EXPERIMENT
         )
-        if kind == KIND_TRAINING:
+        if kind == Kind.TRAINING:
             for tag, text in experiment_tags().items():
                 client.set_experiment_tag(experiment, tag, text)
         deliver(workspace, run_id)
@@ -83,7 +70,7 @@ def open_run(
 
 def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
     """End a run with its true status and why it ended, and write its record to MLflow, where that answers."""
-    end_record(workspace, run, status=status, tags={END_REASON_TAG: reason})
+    end_record(workspace, run, status=status, tags={Tag.END_REASON: reason})
 
 
 def close_dead_run(
@@ -113,11 +100,11 @@ def close_dead_run(
     client = client_of(workspace)
     open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
-        if run.data.tags.get(KIND_TAG) == KIND_TRAINING:
+        if run.data.tags.get(Tag.KIND) == Kind.TRAINING:
             note_metrics(workspace, TrackedRun.of(run), metrics or {})
             close_run(workspace, TrackedRun.of(run), status=status, reason=reason)
         else:
-            client.set_tag(run.info.run_id, END_REASON_TAG, reason)
+            client.set_tag(run.info.run_id, Tag.END_REASON, reason)
             client.set_terminated(run.info.run_id, status)
     return len(open_runs) + (noted is not None)
 
@@ -129,17 +116,17 @@ def runs_without_process(workspace: Workspace) -> list[str]:
     client = client_of(workspace)
     running = [
         run
-        for kind in (KIND_TRAINING, KIND_PROFILING, KIND_COMPARISON)
-        for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{KIND_TAG}` = '{kind}'")
+        for kind in (Kind.TRAINING, Kind.PROFILING, Kind.COMPARISON)
+        for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{Tag.KIND}` = '{kind}'")
     ]
-    return sorted({run.data.tags[RUN_ID_TAG] for run in running if process_is_gone(run.data.tags)})
+    return sorted({run.data.tags[Tag.RUN_ID] for run in running if process_is_gone(run.data.tags)})
 
 
 def process_is_gone(tags: Mapping[str, str]) -> bool:
     """Tell whether the process that opened a run is known to be gone; one on another host never is."""
-    if tags.get(HOST_TAG) != socket.gethostname():
+    if tags.get(Tag.HOST) != socket.gethostname():
         return False
-    pid, _, created = tags.get(PROCESS_TAG, "").partition(" ")
+    pid, _, created = tags.get(Tag.PROCESS, "").partition(" ")
     try:
         process = psutil.Process(int(pid))
         # A pid is given again; with another start time it is another process.

@@ -26,7 +26,7 @@ from heterps_core.training.storage.exported_files import (
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from heterps_core.training.storage.verified_files import find_signed_json
 from tasks.records.champion import Champion
-from tasks.records.mlflow_names import SCHEMA_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.records.model_registry import RegisteredVersion
 
 _ACCUMULATORS_KEPT = 0.5
@@ -111,7 +111,7 @@ def choose_start(
 def fits_night(registered: RegisteredVersion, *, model: str, schema: DataSchema) -> bool:
     """Tell whether a night of a model and a schema can go on with the weights of a version."""
     # Versions from before there was the tag may fit: their description says so.
-    has_meaning = registered.tags.get(SCHEMA_TAG, schema.meaning) == schema.meaning
+    has_meaning = registered.tags.get(Tag.SCHEMA, schema.meaning) == schema.meaning
     return has_meaning and _of_weights(registered.model) == _of_weights(model)
 
 

@@ -17,7 +17,7 @@ from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
 from infra.workspace import HOME_VARIABLE
-from tasks.records.mlflow_names import KIND_TRAINING
+from tasks.records.mlflow_names import Kind
 from tasks.records.mlflow_store import runs_of
 from tests.heterps_core.training.node_processes import kill_machine, nodes_of
 from tests.paths import PROJECT
@@ -110,7 +110,7 @@ class Run:
 def record_of(workspace, run):
     """Return the figures of a run, and how often each loss stands in its record, by (step, loss)."""
     client = MlflowClient(workspace.tracking_uri)
-    [record] = runs_of(client, Path(run.directory.location).name, KIND_TRAINING)
+    [record] = runs_of(client, Path(run.directory.location).name, Kind.TRAINING)
     history = client.get_metric_history(record.info.run_id, "train/log_loss")
     return record, Counter((point.step, point.value) for point in history)
 

@@ -11,7 +11,7 @@ from heterps_core.errors import ConfigurationError, UnknownNameError
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers import provider_of
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import EXPERIMENT, KIND_TAG
+from tasks.records.mlflow_names import EXPERIMENT, Tag
 
 
 def test_what_stands_by_default_can_be_used():
@@ -57,6 +57,6 @@ def test_a_dry_run_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog
     client = MlflowClient(tracking_uri=workspace.tracking_uri)
     experiment = client.get_experiment_by_name(EXPERIMENT)
     [run] = client.search_runs([experiment.experiment_id])
-    assert (run.data.tags[KIND_TAG], run.info.status) == ("profiling", "FINISHED")
+    assert (run.data.tags[Tag.KIND], run.info.status) == ("profiling", "FINISHED")
     assert run.data.metrics["cost/billed_usd"] > 0
     assert {entry.path for entry in client.list_artifacts(run.info.run_id)} >= {"bills", "profiles"}

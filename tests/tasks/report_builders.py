@@ -17,7 +17,7 @@ from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
 from tasks.provisioning import find_offers, provision
-from tasks.records.mlflow_names import PROMOTED_TAG, SPEED_TAG, TrackedRun
+from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.past_runs import PastRun
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.scheduling import Searches, explain_choice, simulate_choice
@@ -194,8 +194,8 @@ def make_night(index, *, speed=None, **changes):
         "status": "FINISHED",
         "started_at": started_at,
         "tags": {
-            PROMOTED_TAG: str(index % 2 == 0).lower(),
-            SPEED_TAG: json.dumps((speed or make_speed(run_id)).to_json()),
+            Tag.PROMOTED: str(index % 2 == 0).lower(),
+            Tag.SPEED: json.dumps((speed or make_speed(run_id)).to_json()),
         },
         "parameters": {
             "model": "ctrdnn",

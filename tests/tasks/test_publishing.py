@@ -12,7 +12,7 @@ from tasks import publishing
 from tasks.learning import learn_from_runs, readable_past
 from tasks.publishing import publish_report
 from tasks.recording import record_plan, record_run
-from tasks.records.mlflow_names import SPEED_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
 from tests.tasks.report_builders import ID_TURNOVER, RUN_ID, make_bill, make_plan_report, make_run_report
@@ -108,7 +108,7 @@ def test_the_artifact_links_to_the_run_and_to_the_nights(recorded):
 
 def test_a_run_does_not_learn_from_itself_nor_from_a_damaged_record(recorded):
     workspace, _, _ = recorded
-    damaged = run_lifecycle.open_run(workspace, run_id="damaged", run_name="damaged", tags={SPEED_TAG: "{"})
+    damaged = run_lifecycle.open_run(workspace, run_id="damaged", run_name="damaged", tags={Tag.SPEED: "{"})
     run_lifecycle.close_run(workspace, damaged, status="FAILED", reason="made up")
 
     assert learn_from_runs.fn(workspace, run_id=RUN_ID).speeds == ()

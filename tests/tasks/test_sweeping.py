@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import PROCESS_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.running.run_lifecycle import clean_up_run, open_run
 from tasks.sweeping import close_dead_records
 from tests.infra.builders import offer, plan
@@ -26,7 +26,7 @@ def night(workspace):
 
     def open_dead(run_id):
         run = open_run(workspace, run_id=run_id, run_name=run_id, tags={})
-        mlflow_store.client_of(workspace).set_tag(run.mlflow_run_id, PROCESS_TAG, "1 1.00")
+        mlflow_store.client_of(workspace).set_tag(run.mlflow_run_id, Tag.PROCESS, "1 1.00")
         return run.mlflow_run_id
 
     return open_dead

@@ -7,7 +7,7 @@ import pytest
 from flows.cli import main
 from infra.workspace import Workspace
 from tasks.records import model_registry
-from tasks.records.champion import ROLLED_BACK_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.records.model_registry import tag_version
 from tests.tasks.registry import FITTED, OLD, SHIFTED
 
@@ -127,7 +127,7 @@ def test_a_version_that_came_back_after_it_was_rolled_back_and_was_succeeded_is_
     heterps, models
 ):
     # Version 1 is champion since now, so it was rolled back before that.
-    tag_version(models.workspace, "1", {ROLLED_BACK_TAG: "2020-01-01T00:00:00+00:00"})
+    tag_version(models.workspace, "1", {Tag.ROLLED_BACK: "2020-01-01T00:00:00+00:00"})
 
     outcomes = {
         entry["version"]: entry["outcome"]

@@ -6,7 +6,7 @@ from flows.cli import main
 from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records import mlflow_store, tracking
-from tasks.records.mlflow_names import DAY_TAG, PROCESS_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.records.run_record import note, note_metrics
 from tasks.running import run_lifecycle
 
@@ -19,7 +19,7 @@ def workspace(tmp_path_factory):
         workspace,
         run_id="20261120-0430-aaaaaaaa",
         run_name="ctrdnn exact 20261120-0430-aaaaaaaa",
-        tags={DAY_TAG: "2026-11-19"},
+        tags={Tag.DAY: "2026-11-19"},
     )
     stages = [Stage(0, 0, "cpu-c7i", 4), Stage(1, 2, "gpu-t4", 1)]
     settings = tracking.run_settings(stages, method="exact", model="ctrdnn", batch_size=512, seed=0)
@@ -39,7 +39,7 @@ def workspace(tmp_path_factory):
     lost = run_lifecycle.open_run(
         workspace, run_id="20261121-0930-cccccccc", run_name="2emb exact 20261121-0930-cccccccc", tags={}
     )
-    mlflow_store.client_of(workspace).set_tag(lost.mlflow_run_id, PROCESS_TAG, "1 1.00")
+    mlflow_store.client_of(workspace).set_tag(lost.mlflow_run_id, Tag.PROCESS, "1 1.00")
     return workspace
 
 

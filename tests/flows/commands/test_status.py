@@ -15,7 +15,7 @@ from flows.commands.status import run
 from infra.ledger.ledger import Ledger
 from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import PROCESS_TAG, TrackedRun
+from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.run_record import note
 from tasks.running import live_fleet, run_lifecycle
 from tasks.running.live_fleet import only_fleet
@@ -114,7 +114,7 @@ def record_run(workspace, run_id, *, is_alive=True, ended_as=None, reason=""):
     """A run's record; its process is this one, or one that is gone."""
     tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=f"ctrdnn exact {run_id}", tags={})
     if not is_alive:
-        mlflow_store.client_of(workspace).set_tag(tracked.mlflow_run_id, PROCESS_TAG, "2147483647 1.00")
+        mlflow_store.client_of(workspace).set_tag(tracked.mlflow_run_id, Tag.PROCESS, "2147483647 1.00")
     if ended_as is not None:
         run_lifecycle.close_run(workspace, tracked, status=ended_as, reason=reason)
 

@@ -9,7 +9,7 @@ import pytest
 from flows.cli import main
 from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import DAY_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.records.mlflow_store import answering_client
 from tasks.records.run_record import note_metrics
 from tasks.running import run_lifecycle
@@ -27,7 +27,7 @@ def template(tmp_path_factory):
     now = datetime.now(UTC)
     for run_id, days_ago in [(OLD, 40), (RECENT, 1), (LIVE, None)]:
         run = run_lifecycle.open_run(
-            workspace, run_id=run_id, run_name=f"ctrdnn exact {run_id}", tags={DAY_TAG: "2026-01-01"}
+            workspace, run_id=run_id, run_name=f"ctrdnn exact {run_id}", tags={Tag.DAY: "2026-01-01"}
         )
         note_metrics(workspace, run, {"cost/billed_usd": 0.125, "quality/auc": 0.78})
         if days_ago is not None:

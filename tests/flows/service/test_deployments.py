@@ -10,7 +10,7 @@ from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import PROCESS_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
 
@@ -61,7 +61,7 @@ def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(
     workspace = Workspace(root=tmp_path).create()
     dead = run_lifecycle.open_run(workspace, run_id="run-1", run_name="run-1", tags={})
     client = mlflow_store.client_of(workspace)
-    client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
+    client.set_tag(dead.mlflow_run_id, Tag.PROCESS, "1 1.00")
 
     with caplog.at_level(logging.INFO):
         assert sweep_orphans() == 1

@@ -37,7 +37,7 @@ from tasks.planning.device_profiles import (
 )
 from tasks.profiling import ProfiledModel, charge_measurements, measured_device_types
 from tasks.records import mlflow_store
-from tasks.records.mlflow_names import KIND_PROFILING, PROCESS_TAG
+from tasks.records.mlflow_names import Kind, Tag
 from tasks.running import run_lifecycle
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 from tests.infra.builders import offer
@@ -360,10 +360,10 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):
-    alive = run_lifecycle.open_run(workspace, run_id="alive", run_name="alive", tags={}, kind=KIND_PROFILING)
-    dead = run_lifecycle.open_run(workspace, run_id="dead", run_name="dead", tags={}, kind=KIND_PROFILING)
+    alive = run_lifecycle.open_run(workspace, run_id="alive", run_name="alive", tags={}, kind=Kind.PROFILING)
+    dead = run_lifecycle.open_run(workspace, run_id="dead", run_name="dead", tags={}, kind=Kind.PROFILING)
     client = mlflow_store.client_of(workspace)
-    client.set_tag(dead.mlflow_run_id, PROCESS_TAG, "1 1.00")
+    client.set_tag(dead.mlflow_run_id, Tag.PROCESS, "1 1.00")
 
     assert run_lifecycle.runs_without_process(workspace) == ["dead"]
     assert run_lifecycle.close_dead_run(workspace, "dead", status="KILLED", reason="test") == 1

@@ -18,7 +18,7 @@ from infra.workspace import Workspace
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records import mlflow_store, model_registry
 from tasks.records.champion import apply_decision, champion_before, champion_of, roll_back
-from tasks.records.mlflow_names import START_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.records.old_versions import tidy_copies, tidy_versions
 from tasks.running import run_lifecycle
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, raw_columns, write_logistic
@@ -202,7 +202,7 @@ def test_every_day_of_the_kept_ones_goes_on_from_whom_it_did(workspace):
 def test_what_has_an_alias_or_is_begun_with_or_is_the_newest_of_a_model_stays(workspace, exported):
     register(workspace, exported, 9, model="another")
     model_registry.call_version(workspace, "1", "shadow")
-    live = run_lifecycle.open_run(workspace, run_id="live", run_name="live", tags={START_TAG: "2"})
+    live = run_lifecycle.open_run(workspace, run_id="live", run_name="live", tags={Tag.START: "2"})
     with closing(sqlite3.connect(workspace.tracking_path)) as connection, connection:
         connection.execute("UPDATE model_versions SET creation_time = 0 WHERE version = 9")
         connection.execute("UPDATE registered_model_aliases SET version = 8 WHERE alias = 'challenger'")

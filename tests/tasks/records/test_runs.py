@@ -5,7 +5,7 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import launch_ids_of, next_launch_id
-from tasks.records.mlflow_names import COMPLETED, DATA_TAG, DAY_TAG, MODEL_TAG
+from tasks.records.mlflow_names import COMPLETED, Tag
 from tasks.records.past_runs import check_not_finished, finished_run, past_trainings
 from tasks.records.run_files import save_parameters, saved_parameters
 from tasks.records.run_ids import find_run_id, new_run_id
@@ -104,7 +104,7 @@ def record(
     status="FINISHED",
     reason=COMPLETED,
 ):
-    tags = {MODEL_TAG: model, DATA_TAG: data, **({DAY_TAG: day} if day else {})}
+    tags = {Tag.MODEL: model, Tag.DATA: data, **({Tag.DAY: day} if day else {})}
     tracked = run_lifecycle.open_run(workspace, run_id=run_id, run_name=run_id, tags=tags)
     if status != "RUNNING":
         run_lifecycle.close_run(workspace, tracked, status=status, reason=reason)

@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tasks.records.mlflow_names import DAY_TAG
+from tasks.records.mlflow_names import Tag
 from tasks.reports.charts import loss_chart, pipeline_chart
 from tasks.reports.page import page
 from tasks.reports.report_text import facts
@@ -80,7 +80,7 @@ def test_a_page_has_five_charts_three_tables_and_the_facts_of_the_screen(html):
 
 
 def test_the_last_point_is_this_run_and_points_stand_in_the_order_of_their_days():
-    nights = [replace(NIGHTS[1], tags={**NIGHTS[1].tags, DAY_TAG: "2026-10-20"}), *NIGHTS[2:4], FAILED]
+    nights = [replace(NIGHTS[1], tags={**NIGHTS[1].tags, Tag.DAY: "2026-10-20"}), *NIGHTS[2:4], FAILED]
     text = page(make_run_report(), "it is a test", nights, LINKS)
 
     words = {caption: words for caption, _, words in figures_of(text)}

@@ -5,7 +5,7 @@ import pytest
 from mlflow import MlflowClient
 
 from infra.workspace import Workspace
-from tasks.records.mlflow_names import HOST_TAG, KIND_COMPARISON, PROCESS_TAG, RUN_ID_TAG
+from tasks.records.mlflow_names import Kind, Tag
 from tasks.running import run_lifecycle
 
 
@@ -63,11 +63,11 @@ def test_children_and_comparisons_of_a_dead_process_are_closed_with_it(workspace
         run_id="comparison-with-child",
         run_name="comparison-with-child",
         tags={},
-        kind=KIND_COMPARISON,
+        kind=Kind.COMPARISON,
     )
     for parent, run_id in ((training, "training-with-child"), (comparison, "comparison-with-child")):
-        client.create_run(parent.experiment_id, tags={RUN_ID_TAG: run_id})
-        client.set_tag(parent.mlflow_run_id, PROCESS_TAG, f"{ended.pid} 1.00")
+        client.create_run(parent.experiment_id, tags={Tag.RUN_ID: run_id})
+        client.set_tag(parent.mlflow_run_id, Tag.PROCESS, f"{ended.pid} 1.00")
 
     dead = run_lifecycle.runs_without_process(workspace)
     closed = [
@@ -84,11 +84,11 @@ def test_only_runs_whose_process_is_gone_count_as_without_process(workspace, cli
     orphan = open_run(workspace, "run-of-a-dead-process")
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    client.set_tag(orphan.mlflow_run_id, PROCESS_TAG, f"{ended.pid} 1.00")
+    client.set_tag(orphan.mlflow_run_id, Tag.PROCESS, f"{ended.pid} 1.00")
     recycled = open_run(workspace, "run-of-a-recycled-pid")
-    client.set_tag(recycled.mlflow_run_id, PROCESS_TAG, "1 1.00")
+    client.set_tag(recycled.mlflow_run_id, Tag.PROCESS, "1 1.00")
     foreign = open_run(workspace, "run-of-another-host")
-    client.set_tag(foreign.mlflow_run_id, PROCESS_TAG, f"{ended.pid} 1.00")
-    client.set_tag(foreign.mlflow_run_id, HOST_TAG, "elsewhere")
+    client.set_tag(foreign.mlflow_run_id, Tag.PROCESS, f"{ended.pid} 1.00")
+    client.set_tag(foreign.mlflow_run_id, Tag.HOST, "elsewhere")
 
     assert run_lifecycle.runs_without_process(workspace) == ["run-of-a-dead-process", "run-of-a-recycled-pid"]
