@@ -49,11 +49,11 @@ def main(
         arguments: Those of the shell by default.
         program: How it was called, for its help; `python -m <module>` by default.
     """
-    parameters = vars(parser_for(model, program=program or f"python -m {module}").parse_args(arguments))
+    parameters = vars(_parser_for(model, program=program or f"python -m {module}").parse_args(arguments))
     try:
         of_files: dict[str, Any] = {}
         for file in parameters.pop(FILE_OPTION, ()):
-            of_files |= (of_file := read_parameters(Path(file)))
+            of_files |= (of_file := _read_parameters(Path(file)))
             model.of(of_file, place=f" in {file}")
         run_here(module, model.of(of_files | parameters))
     except Exception as error:
@@ -136,7 +136,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def parser_for(model: type[FlowParameters], *, program: str) -> argparse.ArgumentParser:
+def _parser_for(model: type[FlowParameters], *, program: str) -> argparse.ArgumentParser:
     """Return a parser with an option for each parameter; it holds those that are given, as text or lists of text."""
     parser = OneLineParser(
         prog=program,
@@ -193,7 +193,7 @@ class _Removed(argparse.Action):
         parser.error(f"{self.option_strings[0]} was removed: {REMOVED[self.dest]}; leave it out")
 
 
-def read_parameters(path: Path) -> dict[str, Any]:
+def _read_parameters(path: Path) -> dict[str, Any]:
     """Return the parameters of a file by their names; a TOML file that has a schema is the schema file, too.
 
     Raises:

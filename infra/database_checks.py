@@ -66,15 +66,15 @@ def require_usable(checks: Iterable[Check]) -> None:
             raise ConfigurationError(f"{check.what} must be usable, but {check.found}; {check.fix}")
 
 
-def revisions(folder: Path) -> set[str]:
-    """Return the revisions that the migrations in a folder know."""
+def _revisions(folder: Path) -> set[str]:
+    """Return the _revisions that the migrations in a folder know."""
     return {revision for path in folder.glob("*.py") for revision in _REVISION.findall(path.read_text())}
 
 
-def newest_revisions(folder: Path) -> set[str]:
-    """Return the revisions that no other one follows."""
+def _newest_revisions(folder: Path) -> set[str]:
+    """Return the _revisions that no other one follows."""
     older = {down for path in folder.glob("*.py") for down in _DOWN_REVISION.findall(path.read_text())}
-    return revisions(folder) - older
+    return _revisions(folder) - older
 
 
 def _check(
@@ -104,7 +104,7 @@ def _check(
             fix = f"fuser -v {path}   (who holds it)"
         return Check(what, CheckState.MISSING, f"{path}: {error}", fix)
     revision = str(row[0]) if row else "none"
-    known = {str(each) for each in READABLE_VERSIONS} if migrations is None else revisions(migrations)
+    known = {str(each) for each in READABLE_VERSIONS} if migrations is None else _revisions(migrations)
     if health != "ok":
         fix = damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered"
         return Check(what, CheckState.MISSING, f"{path} is damaged: {health}", fix)
@@ -112,7 +112,7 @@ def _check(
         found = f"{path} has tables of revision {revision}, which the installed code does not know"
         fix = "make setup   (a newer version wrote it), or set HETERPS_HOME to another folder"
         return Check(what, CheckState.MISSING, found, fix)
-    if migrations is not None and revision not in newest_revisions(migrations):
+    if migrations is not None and revision not in _newest_revisions(migrations):
         found = f"tables of revision {revision}, older than the installed code"
         return Check(what, CheckState.NOTE, found, upgrade)
     return Check(what, CheckState.OK, f"opens, whole, tables of revision {revision}")

@@ -99,11 +99,11 @@ def next_launch_id(ledger: Ledger, run_id: str) -> str:
 
     A launch id stands for one plan in the ledger, and a run that is resumed launches again.
     """
-    used = launch_ids_of(ledger, run_id)
+    used = _launch_ids_of(ledger, run_id)
     return run_id if not used else f"{run_id}{LAUNCH_SEPARATOR}{len(used) + 1}"
 
 
-def launch_ids_of(ledger: Ledger, run_id: str) -> list[str]:
+def _launch_ids_of(ledger: Ledger, run_id: str) -> list[str]:
     """Return the ids of all launches of a run, in order."""
     ids = dict.fromkeys(entry.run_id for entry in ledger.entries())
     return [launch_id for launch_id in ids if run_of_launch(launch_id) == run_id]
@@ -176,7 +176,7 @@ def machines_of_run(workspace: Workspace, run_id: str) -> tuple[Instance, ...]:
     provider = provider_of(workspace, providers_of_run(workspace)[run_id])
     return tuple(
         machine
-        for launch_id in launch_ids_of(ledger, run_id)
+        for launch_id in _launch_ids_of(ledger, run_id)
         for machine in provider.list_instances(launch_id)
     )
 
@@ -241,7 +241,7 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
     """
     ledger = Ledger(workspace.ledger_path)
     now = datetime.now(UTC)
-    launch_ids = launch_ids_of(ledger, run_id)
+    launch_ids = _launch_ids_of(ledger, run_id)
     return tuple(
         bill_for_run(
             provider_of(workspace, provider),

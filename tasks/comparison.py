@@ -138,9 +138,9 @@ def problems_of_models(
                 num_epochs=1,
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
             )
-            under = {NO_FLOOR: problem, FLOOR_AND_CAPS: with_floor_and_caps(problem)}
+            under = {NO_FLOOR: problem, FLOOR_AND_CAPS: _with_floor_and_caps(problem)}
         except HeterpsError as error:
-            log_step("left out", f"{model}: {reason_in_one_line(error)}")
+            log_step("left out", f"{model}: {_reason_in_one_line(error)}")
             continue
         log_step("profile", profiled.summary)
         problems += [
@@ -155,7 +155,7 @@ def problems_of_models(
     return problems
 
 
-def with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
+def _with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
     """Return a problem whose cheapest plan is forbidden by caps and whose floor is near what they allow.
 
     Of each device type that the cheapest plan uses, at most three quarters of its units may be taken, unless the
@@ -201,7 +201,7 @@ def profiled_job(
     return job, profiled
 
 
-def reason_in_one_line(error: Exception) -> str:
+def _reason_in_one_line(error: Exception) -> str:
     """Return an error without its fix, which is not for what is only compared."""
     if not isinstance(error, HeterpsError):
         return f"failed: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -248,7 +248,7 @@ def _plans_of(compared: _ComparedProblem, method: str, terms: Terms) -> list[Fou
             plans, reasons = [], {f"{budget:,} evaluations took more than {terms.max_seconds:g} s": None}
             break
         else:
-            reasons[reason_in_one_line(result)] = None
+            reasons[_reason_in_one_line(result)] = None
     if reasons:
         log_step("no plan", f"{method}, {compared.full_name}: {'; '.join(reasons)}")
     return plans

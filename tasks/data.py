@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import outgrown_tables
 from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
@@ -39,6 +36,7 @@ from infra.workspace import Workspace
 from tasks.running.progress import log_step
 from tasks.running.start import NEW_MODEL, Start
 from tasks.sources import ClickSource, naming_day
+from tasks.steps import step
 
 CLICK_STREAM_ROWS = 200_000
 """Rows of the synthetic stream: some seconds of training on two cores, and most values are seen often enough."""
@@ -87,7 +85,7 @@ class PreparedClicks:
         return PreparedDataset.open(self.directory)
 
 
-@task(name="prepare data", cache_policy=NO_CACHE)
+@step("prepare data")
 def prepare_data(
     workspace: Workspace,
     source: ClickSource,

@@ -8,9 +8,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
@@ -19,8 +16,8 @@ from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refr
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile, newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
-from tasks import REPEATABLE
 from tasks.provisioning import Provisioning, within_caps
+from tasks.steps import REPEATABLE, step
 
 _REFRESH_AFTER = timedelta(hours=6)
 """Before machines are rented, older prices are asked for again."""
@@ -28,18 +25,18 @@ _REFRESH_AFTER = timedelta(hours=6)
 logger = logging.getLogger(__name__)
 
 
-def price_folder(workspace: Workspace) -> Path:
+def _price_folder(workspace: Workspace) -> Path:
     """Return where refreshed prices are kept."""
     return workspace.root / "prices"
 
 
 def price_files(workspace: Workspace, *, listed: PriceFile = BUNDLED_SNAPSHOT) -> tuple[PriceFile, ...]:
     """Return the price files of a run, later ones first in rank: the provider's, and the newest refresh."""
-    newest = newest_refreshed(price_folder(workspace))
+    newest = newest_refreshed(_price_folder(workspace))
     return (listed,) if newest is None else (listed, newest)
 
 
-@task(name="refresh prices", cache_policy=NO_CACHE, **REPEATABLE)
+@step("refresh prices", **REPEATABLE)
 def refresh_prices_of(
     workspace: Workspace, prices: type[LivePrices], *, regions: Sequence[str]
 ) -> tuple[Refresh, Path]:
@@ -49,7 +46,7 @@ def refresh_prices_of(
         ProvisioningError: No price is available; nothing was written.
     """
     now = datetime.now(UTC)
-    newest = newest_refreshed(price_folder(workspace))
+    newest = newest_refreshed(_price_folder(workspace))
     families = {family for d in DEVICE_TYPES.values() for family in (*d.instance_families, *d.equal_families)}
     result = refresh(
         prices.with_own_clients(),
@@ -63,7 +60,7 @@ def refresh_prices_of(
     if result.num_new == 0:
         why = "; ".join(result.problems) or f"{prices.cloud} names none for {', '.join(regions)}"
         raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
-    return result, write_refreshed(price_folder(workspace), result.offers, at=now).path
+    return result, write_refreshed(_price_folder(workspace), result.offers, at=now).path
 
 
 def source_of(provider: str) -> type[LivePrices]:
@@ -86,7 +83,7 @@ def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequ
     prices = get_provider(provider).live_prices
     if prices is None:
         return
-    newest = newest_refreshed(price_folder(workspace))
+    newest = newest_refreshed(_price_folder(workspace))
     if newest is not None:
         now = datetime.now(UTC)
         if min((offer.price_age(now) for offer in newest.offers()), default=_REFRESH_AFTER) < _REFRESH_AFTER:
@@ -97,7 +94,7 @@ def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequ
         logger.warning("%s", problem)
 
 
-@task(name="check prices again", cache_policy=NO_CACHE)
+@step("check prices again")
 def recheck_prices(
     provisioning: Provisioning, *, provider: str, caps: Caps, spent_this_month_usd: float = 0.0
 ) -> Provisioning:

@@ -10,15 +10,13 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
@@ -27,7 +25,12 @@ from heterps_core.profiling.profile_cache import profile_model
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
+from tasks.records.past_runs import readable_past
 from tasks.running.progress import log_step
+from tasks.steps import step
+
+_MOST_RUNS = 90
+"""Past runs to learn from: about a season of nights, of any model and machines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -170,7 +173,7 @@ def check_model(model: str, schema: DataSchema) -> None:
         )
 
 
-@task(name="profile layers", cache_policy=NO_CACHE)
+@step("profile layers")
 def profile_layers(
     workspace: Workspace,
     clicks: PreparedClicks,
@@ -194,7 +197,7 @@ def profile_layers(
 
     cache = workspace.profiles_directory
     known_as = clicks.profiled_as
-    request = profile_request(
+    request = _profile_request(
         clicks.open(), model=model, batch_size=batch_size, known_as=known_as, **trained_with
     )
     graph = trace_model(request)
@@ -202,7 +205,7 @@ def profile_layers(
     local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
     profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
-    measured = measured_device_types(workspace, large_request, graph, device_types)
+    measured = _measured_device_types(workspace, large_request, graph, device_types)
     for name, kept in measured.items():
         profiles[name] = kept.in_place_of(profiles[name])
     return ProfiledModel(
@@ -215,7 +218,7 @@ def profile_layers(
     )
 
 
-def measured_device_types(
+def _measured_device_types(
     workspace: Workspace, request: ProfileRequest, graph: ModelGraph, device_types: Sequence[str]
 ) -> dict[str, DeviceProfile]:
     """Return the device types with a kept measurement of the same model, batch size and software, not expired."""
@@ -232,7 +235,7 @@ def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id
             cache.keep(profiled.planned_request, profiled.graph, replace(kept, charged_to=run_id))
 
 
-def profile_request(
+def _profile_request(
     dataset: PreparedDataset, *, model: str, batch_size: int, known_as: str = "", **others: Any
 ) -> ProfileRequest:
     """Return what to measure for training in batches of a size; `known_as` as `PreparedClicks.profiled_as`.
@@ -252,3 +255,11 @@ def profile_request(
 def _rows_of_microbatch(batch_size: int) -> int:
     """Return what a layer sees at once in a pipeline of two stages or more."""
     return batch_size // default_microbatches(batch_size, num_stages=2)
+
+
+@step("learn from past runs")
+def learn_from_runs(workspace: Workspace, *, run_id: str) -> Calibration:
+    """Read the speeds of past runs from the record; `run_id` itself, which may be resumed, is left out."""
+    past = readable_past(workspace, most=_MOST_RUNS)
+    speeds = [run.speed for run in past if run.run_id != run_id]
+    return Calibration(tuple(speed for speed in speeds if speed is not None))

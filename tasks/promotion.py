@@ -8,9 +8,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import DataError
 from infra.workspace import Workspace
@@ -18,13 +15,14 @@ from tasks.judging.challenge import Challenger, judge_challenger
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records.champion import apply_decision, champion_of, opponent_of
 from tasks.records.model_registry import DataKind, find_version, verified_folder
+from tasks.steps import step
 
 _RowsAfter = Callable[[str], AbstractContextManager[PreparedDataset | None]]
 
 logger = logging.getLogger(__name__)
 
 
-@task(name="judge challenger", cache_policy=NO_CACHE)
+@step("judge challenger")
 def promote_if_better(
     workspace: Workspace,
     challenger: Challenger,

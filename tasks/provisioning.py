@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
@@ -29,6 +26,7 @@ from infra.providers import Provider, get_provider
 from infra.providers.base import REGION
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
 from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
+from tasks.steps import step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +130,7 @@ def check_markets(*, provider: str, region: str) -> None:
         )
 
 
-@task(name="find offers", cache_policy=NO_CACHE)
+@step("find offers")
 def find_offers(
     device_types: Sequence[str], *, catalogue: PriceCatalogue | None = None, region: str = REGION
 ) -> tuple[InstanceOffer, ...]:
@@ -162,7 +160,7 @@ def find_offers(
     return tuple(with_interruptions(offers))
 
 
-@task(name="provision", cache_policy=NO_CACHE)
+@step("provision")
 def provision(
     plan: SchedulingPlan,
     offers: Sequence[InstanceOffer],

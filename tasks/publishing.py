@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefect import task
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.runtime import flow_run
 
 from heterps_core.text_table import WIDTH
 from infra.workspace import Workspace
-from tasks import REPEATABLE
 from tasks.judging.promotion_gates import PromotionDecision
-from tasks.learning import readable_past
 from tasks.records.mlflow_names import TrackedRun
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL, compare_address, nights_address
-from tasks.records.past_runs import PastRun
+from tasks.records.past_runs import PastRun, readable_past
 from tasks.records.run_files import REPORT_FILE
 from tasks.records.run_record import note_file, note_metrics
 from tasks.reports.page import page
 from tasks.reports.report_text import report_text, screen
 from tasks.reports.run_report import PlanReport
+from tasks.steps import REPEATABLE, step
 
 PREFECT_FLOW_RUN = "runs/flow-run"
 PAGE_FILE = "report.html"
@@ -32,7 +29,7 @@ _MOST_OF_ADDRESS = 2 * WIDTH
 """Characters; a text leaves out longer addresses, which compare many runs."""
 
 
-@task(name="publish report", cache_policy=NO_CACHE, **REPEATABLE)
+@step("publish report", **REPEATABLE)
 def publish_report(
     workspace: Workspace, report: PlanReport, *, decision: PromotionDecision | str = "nothing was trained"
 ) -> str:
@@ -56,7 +53,7 @@ def publish_report(
     return screen(report, decision)
 
 
-@task(name="publish decision", cache_policy=NO_CACHE)
+@step("publish decision")
 def publish_decision(workspace: Workspace, run: TrackedRun, decision: PromotionDecision) -> None:
     """Add a decision that was applied to the run's record; the report of the run shows it."""
     note_metrics(workspace, run, decision.metrics())

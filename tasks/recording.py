@@ -11,9 +11,6 @@ from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.explain.text import explanation_text
@@ -27,6 +24,7 @@ from tasks.records.run_record import note, note_file, note_metrics, note_series
 from tasks.reports.run_report import PlanReport, RunReport
 from tasks.reports.stage_outcomes import stage_series
 from tasks.running.progress import log_step
+from tasks.steps import step
 
 START_TO_FIRST_STEP = "overhead/start_to_first_step_s"
 
@@ -36,7 +34,7 @@ STORE_WAIT_S = 1_800.0
 _STORE_POLL_S = 5.0
 
 
-@task(name="record plan", cache_policy=NO_CACHE)
+@step("record plan")
 def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] = ()) -> None:
     """Add plan, searches and their figures to the run's record.
 
@@ -71,7 +69,7 @@ def record_plan(workspace: Workspace, report: PlanReport, bills: Sequence[Bill] 
         note_file(workspace, run.run_id, path.name, path.read_bytes())
 
 
-@task(name="record run", cache_policy=NO_CACHE)
+@step("record run")
 def record_run(workspace: Workspace, report: RunReport) -> None:
     """Add the outcome of a plan to the run's record: throughput, quality, the bill, and the speed to learn from."""
     run = report.tracked
@@ -84,7 +82,7 @@ def record_run(workspace: Workspace, report: RunReport) -> None:
         note_file(workspace, run.run_id, f"bills/{bill.run_id}.json", bill.to_json())
 
 
-def start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float | None:
+def _start_to_first_step_s(run: RunDirectory, *, started_at: datetime) -> float | None:
     """Return the seconds from a flow's start to its first training step; None where it has trained none.
 
     A worker writes its first step down at once, so the first file of steps is as old as that step, by the clock of
@@ -98,11 +96,11 @@ def record_overhead(
     workspace: Workspace, tracked: TrackedRun, run: RunDirectory, *, started_at: datetime
 ) -> None:
     """Add to the run's record how long the run took until its first training step."""
-    seconds = start_to_first_step_s(run, started_at=started_at)
+    seconds = _start_to_first_step_s(run, started_at=started_at)
     note_metrics(workspace, tracked, {START_TO_FIRST_STEP: seconds})
 
 
-@task(name="register model", cache_policy=NO_CACHE)
+@step("register model")
 def register_model(
     workspace: Workspace,
     run_directory: RunDirectory,

@@ -6,9 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
@@ -32,11 +29,11 @@ from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simul
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.machine import num_cores
 from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
-from tasks.planning.deadline import Deadline
+from tasks.planning.deadline import Deadline, PlanningTime
 from tasks.planning.extra_costs import job_extra_costs, pause_share
-from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import with_table_disks
 from tasks.profiling import PlannedJob, ProfiledModel
+from tasks.steps import step
 
 _PROVING_SCHEDULER = "exact"
 _COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
@@ -53,7 +50,7 @@ MAX_UNITS = 64
 """Most units of a device type in a plan: the order of a new account's quota."""
 
 
-@task(name="build problem", cache_policy=NO_CACHE)
+@step("build problem")
 def make_problem(
     profiled: ProfiledModel,
     offers: Sequence[InstanceOffer],
@@ -166,7 +163,7 @@ class Searches:
         return self.results[self.taken]
 
 
-@task(name="search plan", task_run_name="search plan with {scheduler}", cache_policy=NO_CACHE)
+@step("search plan", task_run_name="search plan with {scheduler}")
 def search_plan(
     problem: SchedulingProblem,
     *,
@@ -318,13 +315,13 @@ def with_compared(
     return replace(searches, results=results, without_plan=without_plan)
 
 
-@task(name="explain plan", cache_policy=NO_CACHE)
+@step("explain plan")
 def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExplanation:
     """Explain why a plan was chosen, what would change the choice and what more throughput costs."""
     return explain_plan(problem, result.plan.stages, detail=default_detail(problem))
 
 
-@task(name="simulate plan", cache_policy=NO_CACHE)
+@step("simulate plan")
 def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSimulation:
     """Run the plan's pipeline step by step, in the order in which the trainer would."""
     return simulate_plan(problem, result.plan.stages)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from infra.machines.sweeper import Sweep, SweptMachine, sweep_workspace
 from infra.workspace import Workspace, run_of_launch
-from tasks import REPEATABLE
 from tasks.clusters import cost_metrics, live_run_ids, runs_with_machines
 from tasks.records.mlflow_store import store_must_answer
 from tasks.records.run_record import deliver, waiting_records
 from tasks.running.run_lifecycle import close_dead_run, runs_without_process
+from tasks.steps import REPEATABLE, step
 
 
-@task(name="end orphans", cache_policy=NO_CACHE, **REPEATABLE)
+@step("end orphans", **REPEATABLE)
 def end_orphans(workspace: Workspace) -> Sweep:
     """End machines whose lease is over or whose owner is dead, on every provider in use."""
     return sweep_workspace(workspace)
 
 
-@task(name="close dead records", cache_policy=NO_CACHE, **REPEATABLE)
+@step("close dead records", **REPEATABLE)
 def close_dead_records(workspace: Workspace, swept: Sequence[SweptMachine]) -> list[str]:
     """Write the records that wait to MLflow, then close the runs whose flow is gone; return their ids.
 

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.errors import RunStoppedError
@@ -32,6 +29,7 @@ from tasks.planning.extra_costs import checkpoint_interval_seconds
 from tasks.provisioning import Provisioning, usd_for
 from tasks.running.progress import show_progress
 from tasks.running.start import Start
+from tasks.steps import step
 
 _LEAST_CHECKPOINT_STEPS, _MOST_CHECKPOINT_STEPS = 50, 200
 """At most 200 steps are lost, some seconds here; below 50 the writing would show in the throughput."""
@@ -153,7 +151,7 @@ def write_job(
     return job
 
 
-@task(name="train", cache_policy=NO_CACHE)
+@step("train")
 def train(run: RunDirectory, cluster: Cluster, *, on_progress: Callable[[], None]) -> TrainingOutcome:
     """Publish the cluster to its nodes, and follow them to the end; `on_progress` is called after steps."""
     publish_cluster(run, cluster)

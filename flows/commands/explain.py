@@ -41,13 +41,13 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(document, indent=1))
         return
     if report := read_report(workspace, run_id):
-        print("\n".join([report.lstrip(), "", document["text"], *tables_of(document)]))
+        print("\n".join([report.lstrip(), "", document["text"], *_tables_of(document)]))
         return
     model = f": {document['model']} on {document['data']}" if "model" in document else ""
     summary = [document["summary"], ""] if "summary" in document else [""]
-    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"], *tables_of(document)]))
+    print("\n".join([f"Run {document['run_id']}{model}", *summary, document["text"], *_tables_of(document)]))
 
 
-def tables_of(document: dict[str, Any]) -> list[str]:
+def _tables_of(document: dict[str, Any]) -> list[str]:
     """Return the lines about tables; none of a run that was kept without them."""
     return ["", document["tables"]] if "tables" in document else []

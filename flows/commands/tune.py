@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.training.job import default_batch_size
     from heterps_core.training.tuning.search import Trial, tune
     from tasks.data import prepare_data
-    from tasks.records.tuning_record import record_tuning
+    from tasks.records.tracking import record_tuning
 
     workspace = Workspace.locate().create()
     clicks = prepare_data.fn(workspace, asked.source, night=asked.source.night(asked.day))

@@ -22,21 +22,19 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
-from tasks.learning import learn_from_runs
-from tasks.planning.deadline import Deadline, deadline_for, explained_by, floor_text, floor_with
+from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
-from tasks.planning.planning_time import PlanningTime
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import search_with_wire_dtype
 from tasks.prices import price_files, refresh_before_renting
-from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
+from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
 from tasks.provisioning import Provisioning, check_lifetime, find_offers, provision
 from tasks.publishing import publish_report
 from tasks.recording import record_plan
 from tasks.records.run_files import keep_explanation
 from tasks.records.run_ids import utc_now
-from tasks.reports.cuts_table import cuts_table
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
+from tasks.reports.tables import cuts_table
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run

@@ -54,7 +54,7 @@ class _NodeWheel:
     content: bytes
 
 
-def build_node_wheel(model: str = "") -> _NodeWheel:
+def _build_node_wheel(model: str = "") -> _NodeWheel:
     """Pack the core into a wheel (PEP 427: a zip file with a METADATA, a WHEEL and a RECORD).
 
     The package of one's own model (package.module:function) goes along.
@@ -84,7 +84,7 @@ def build_node_wheel(model: str = "") -> _NodeWheel:
 
 def publish_node_wheel(run: RunDirectory, model: str) -> _NodeWheel:
     """Put the wheel for a model into a run directory."""
-    wheel = build_node_wheel(model)
+    wheel = _build_node_wheel(model)
     run.write_bytes(wheel.key, wheel.content)
     return wheel
 

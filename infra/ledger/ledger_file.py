@@ -116,7 +116,7 @@ def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
     database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
-def damage_of(path: Path) -> str | None:
+def _damage_of(path: Path) -> str | None:
     """Return why a file can be no ledger, None where it is one or there is no file.
 
     Raises:
@@ -157,7 +157,7 @@ def set_aside_if_damaged(path: Path, *, now: datetime) -> Iterator[Path | None]:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         aside = None
-        if damage_of(path) is not None:
+        if _damage_of(path) is not None:
             aside = path.with_name(f"{path.name}.damaged-{now:%Y%m%dT%H%M%S.%fZ}")
             path.rename(aside)
         yield aside

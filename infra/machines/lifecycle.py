@@ -84,7 +84,7 @@ def running_cluster(
     if provider.charges_money:
         bootstrap = replace(
             bootstrap,
-            lifetime_s=node_lifetime_s(
+            lifetime_s=_node_lifetime_s(
                 longest_s=bootstrap.lifetime_s,
                 planned_s=ratio(predicted_cost_usd, price_usd_per_hour, otherwise=math.inf)
                 * SECONDS_PER_HOUR,
@@ -141,7 +141,7 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
     )
 
 
-def node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: float, caps: Caps) -> int:
+def _node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: float, caps: Caps) -> int:
     """Return after how many seconds a node ends itself at the latest: min(longest, 2 x planned, cap / price).
 
     The fourth layer of teardown needs neither the flow nor a sweeper nor a cloud: the bootstrap script sets the

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import NO_ID, FeatureSpec
@@ -23,6 +21,7 @@ from heterps_core.data.row_arrays import RowArrays, targets_of
 from heterps_core.data.row_groups import sampled_runs
 from heterps_core.judging.quality import ClickQuality, log_loss, measure_quality
 from tasks.data import PreparedClicks
+from tasks.steps import step
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -63,7 +62,7 @@ class Baseline:
     """First and stop of the runs of rows that were rated."""
 
 
-@task(name="logistic regression baseline", cache_policy=NO_CACHE)
+@step("logistic regression baseline")
 def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
     """Fit a logistic regression on training rows and rate it on held-out rows; or return why there is none.
 
@@ -83,7 +82,7 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     # Which of the model's ids have a row is of no use to a model of its own.
     features = replace(dataset.features, dynamic_ids=None)
     parts = [
-        (design_matrix(part, features), part)
+        (_design_matrix(part, features), part)
         for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS, num_runs=NUM_RUNS)
         for part in dataset.parts(first, stop, features=features)
     ]
@@ -93,7 +92,7 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     rows = csr_matrix(vstack([rows for rows, _ in parts], format="csr"))
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.unique(rows.indices)
-    rows = columns_of(rows, used)
+    rows = _columns_of(rows, used)
     model = _fit(rows, labels, weights, _choose_penalty(rows, labels, weights))
     first_held_out = dataset.num_train_rows
     rated_runs = tuple(
@@ -102,7 +101,7 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     )
     rated = [part for run in rated_runs for part in dataset.parts(*run, features=features)]
     logits = np.concatenate(
-        [model.decision_function(columns_of(design_matrix(part, features), used)) for part in rated]
+        [model.decision_function(_columns_of(_design_matrix(part, features), used)) for part in rated]
     )
     logits += dataset.manifest.schema.logit_shift
     rated_labels, rated_weights = targets_of(rated)
@@ -114,7 +113,7 @@ def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
     )
 
 
-def design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
+def _design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
     """Return rows [n] as a sparse matrix [n, D + all slot rows]: dense columns, then how often each id occurs."""
     from scipy.sparse import csr_matrix, hstack
 
@@ -127,7 +126,7 @@ def design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
     return csr_matrix(hstack([csr_matrix(rows.dense), one_hot], format="csr"))
 
 
-def columns_of(rows: csr_matrix, used: npt.NDArray[np.integer[Any]]) -> csr_matrix:
+def _columns_of(rows: csr_matrix, used: npt.NDArray[np.integer[Any]]) -> csr_matrix:
     """Return ascending columns of a sparse matrix in the time of its values: scipy's takes that of all columns."""
     from scipy.sparse import csr_matrix
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import time as clock
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
+from heterps_core.planning.search.optimum import MAX_SECONDS
 from tasks.planning.extra_costs import (
     CHECKPOINT_INTERVAL_SECONDS,
     RESTART_SECONDS,
@@ -89,6 +91,23 @@ class Deadline:
         )
 
 
+class PlanningTime:
+    """The seconds that the proofs of one planning share: of zones, of floors, with and without spot machines.
+
+    The time begins to run when the object is made.
+
+    Args:
+        seconds: Of wall time for all proofs together.
+    """
+
+    def __init__(self, seconds: float = MAX_SECONDS) -> None:
+        self._ends_s = clock.perf_counter() + seconds
+
+    def share(self, num_proofs: int) -> float:
+        """Return the seconds of the next proof where so many are still to be made; what one saves others have."""
+        return max(self._ends_s - clock.perf_counter(), 0.0) / num_proofs
+
+
 def parse_time_of_day(text: str) -> time:
     """Read a time of day.
 
@@ -107,7 +126,7 @@ def parse_time_of_day(text: str) -> time:
     raise ConfigurationError(f"ready_by must be a time of day such as 06:00, got {text!r}")
 
 
-def next_time_of_day(wanted: time, *, now: datetime, zone: ZoneInfo) -> datetime:
+def _next_time_of_day(wanted: time, *, now: datetime, zone: ZoneInfo) -> datetime:
     """Return the first instant after `now` at which the clocks of a zone show a time of day.
 
     A time that is shown twice (the clocks go back) comes at its first showing that is still ahead. One that is
@@ -150,7 +169,7 @@ def deadline_for(
         InfeasiblePlanError: So little time is left that no throughput would do.
         ConfigurationError: It is no time of day.
     """
-    ready_at = next_time_of_day(parse_time_of_day(ready_by), now=now, zone=zone)
+    ready_at = _next_time_of_day(parse_time_of_day(ready_by), now=now, zone=zone)
     # In UTC: two times of one zone are subtracted as their clocks show them, wrong by an hour on two nights a year.
     left_s = (ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds()
     training_s = (left_s - BEFORE_TRAINING_SECONDS - AFTER_TRAINING_SECONDS) / (1 + pause_share)

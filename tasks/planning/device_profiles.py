@@ -6,9 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.cluster import Cluster
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError, TrainingError
@@ -35,6 +32,7 @@ from tasks.provisioning import usd_for
 from tasks.records.mlflow_names import TrackedRun
 from tasks.records.run_record import note_file, note_metrics
 from tasks.running.live_fleet import only_fleet
+from tasks.steps import step
 
 PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
 """Arguments of Python that make a process a node that measures."""
@@ -123,7 +121,7 @@ def rented_for_measuring(
         yield cluster
 
 
-@task(name="measure device types", cache_policy=NO_CACHE)
+@step("measure device types")
 def measure_device_types(run: RunDirectory, cluster: Cluster) -> ProfilingResults:
     """Tell the nodes who they are, and wait for what they measure."""
     publish_cluster(run, cluster)
@@ -131,7 +129,7 @@ def measure_device_types(run: RunDirectory, cluster: Cluster) -> ProfilingResult
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredDevices:
+class _MeasuredDevices:
     """What a profiling run brought."""
 
     profiles: tuple[DeviceProfile, ...]
@@ -150,7 +148,7 @@ class MeasuredDevices:
 
 def with_costs(
     results: ProfilingResults, cluster: Cluster, bills: Sequence[Bill], *, run_id: str
-) -> MeasuredDevices:
+) -> _MeasuredDevices:
     """Divide the bills among the profiles, by what their own machines cost; failed machines are borne by all."""
     usd: dict[str, float] = {}
     for line in (line for bill in bills for line in bill.lines):
@@ -159,7 +157,7 @@ def with_costs(
     shares = {node_id: usd.get(profile.device_type, 0.0) for node_id, profile in results.measured.items()}
     useful_usd = sum(shares.values())
     nodes = {node.node_id: f"{node.node_id} ({node.device_type})" for node in cluster.nodes}
-    return MeasuredDevices(
+    return _MeasuredDevices(
         profiles=tuple(
             replace(
                 profile,
@@ -173,7 +171,7 @@ def with_costs(
     )
 
 
-def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: MeasuredDevices) -> list[str]:
+def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: _MeasuredDevices) -> list[str]:
     """Keep what was measured on rented machines, and return a line for each; dry runs are only reported."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     lines = []
@@ -195,7 +193,7 @@ def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: Measur
     return lines
 
 
-def check_all_measured(devices: MeasuredDevices) -> None:
+def check_all_measured(devices: _MeasuredDevices) -> None:
     """Check that no machine failed.
 
     Raises:
@@ -209,11 +207,11 @@ def check_all_measured(devices: MeasuredDevices) -> None:
         )
 
 
-@task(name="record profiling", cache_policy=NO_CACHE)
+@step("record profiling")
 def record_profiling(
     workspace: Workspace,
     run: TrackedRun,
-    devices: MeasuredDevices,
+    devices: _MeasuredDevices,
 ) -> None:
     """Add profiles and bills to the run's record."""
     note_metrics(workspace, run, {"cost/billed_usd": devices.cost_usd})

@@ -100,7 +100,7 @@ def checkpoint_interval_seconds(interruptions_per_hour: float) -> float:
     return min(max(best, LEAST_CHECKPOINT_INTERVAL_SECONDS), CHECKPOINT_INTERVAL_SECONDS)
 
 
-def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> StorageUsage:
+def _planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> StorageUsage:
     """Return requests and egress of a run."""
     reports = REQUESTS_PER_REPORT * hours * SECONDS_PER_HOUR / BUCKET_REPORT_INTERVAL_S
     return StorageUsage(
@@ -111,7 +111,7 @@ def planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> S
 
 
 def planned_bucket_usd(*, state_bytes: float, hours: float, leaves_region: bool) -> float:
-    """Return what requests and egress of a run will cost; see `planned_usage`."""
-    usage = planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=leaves_region)
+    """Return what requests and egress of a run will cost; see `_planned_usage`."""
+    usage = _planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=leaves_region)
     lines = service_lines(instance_seconds=0.0, disk_gb_each=0.0, storage=usage)
     return sum(line.usd for line in lines)

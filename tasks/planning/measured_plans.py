@@ -11,9 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.models.model_graph import ModelGraph, host_bytes_of_worker
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -30,13 +27,14 @@ from heterps_core.text_table import Table
 from heterps_core.training.job import TrainingConfig, TrainingJob, default_microbatches
 from heterps_core.training.node.host_memory import available_bytes
 from tasks.profiling import ProfiledModel
+from tasks.steps import step
 
 PENALTY = 10.0
 """Times the step of one stage: what a plan counts that fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredMethod:
+class _MeasuredMethod:
     """What one method found with each seed."""
 
     method: str
@@ -54,7 +52,7 @@ class MeasuredMethod:
         return order[(len(order) - 1) // 2]
 
 
-@task(name="search by measuring", cache_policy=NO_CACHE)
+@step("search by measuring")
 def search_measured(
     profiled: ProfiledModel,
     *,
@@ -64,7 +62,7 @@ def search_measured(
     budget_measurements: int,
     num_seeds: int,
     num_cores: int,
-) -> tuple[MeasuredMethod, ...]:
+) -> tuple[_MeasuredMethod, ...]:
     """Let each method search with the same number of runs of the trainer; the fastest median step first.
 
     Args:
@@ -123,7 +121,7 @@ def search_measured(
     }
     again = {cut: measure(cut) for cut in dict.fromkeys(cut for found in cuts.values() for cut in found)}
     found = [
-        MeasuredMethod(
+        _MeasuredMethod(
             method=method,
             searches=searches[method],
             cuts=cuts[method],
@@ -174,7 +172,7 @@ def stages_of(assignment: Assignment) -> tuple[Stage, ...]:
     )
 
 
-def measured_table(model: str, found: Sequence[MeasuredMethod], *, batch_size: int) -> Table:
+def measured_table(model: str, found: Sequence[_MeasuredMethod], *, batch_size: int) -> Table:
     """Return what each method found, for people."""
     num_seeds = len(found[0].cuts)
     return Table(

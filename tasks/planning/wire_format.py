@@ -38,7 +38,7 @@ def search_with_wire_dtype(asked: str | None, search: Search) -> tuple[str, Sche
     """
     wire_dtype = asked or FULL
     problem, searches = search(wire_dtype)
-    link = slowest_link_bytes_per_s(problem, searches)
+    link = _slowest_link_bytes_per_s(problem, searches)
     if asked is not None or link is None or link >= NARROW_BYTES_PER_S:
         return wire_dtype, problem, searches
     rounded_problem, rounded = search(HALF)
@@ -52,7 +52,7 @@ def search_with_wire_dtype(asked: str | None, search: Search) -> tuple[str, Sche
     return (HALF, rounded_problem, rounded) if is_taken else (FULL, problem, searches)
 
 
-def slowest_link_bytes_per_s(problem: SchedulingProblem, searches: Searches) -> float | None:
+def _slowest_link_bytes_per_s(problem: SchedulingProblem, searches: Searches) -> float | None:
     """Return what the slowest link between workers of the chosen plan carries one way; None for one worker."""
     stages = searches.chosen.plan.stages
     if sum(stage.num_replicas for stage in stages) == 1:

@@ -53,7 +53,7 @@ def client_of(workspace: Workspace) -> MlflowClient:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     # Prints a traceback for a database that is locked, which is handled here.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    make_store(workspace)
+    _make_store(workspace)
     return mlflow.MlflowClient(tracking_uri=workspace.tracking_uri, registry_uri=workspace.tracking_uri)
 
 
@@ -98,7 +98,7 @@ def store_must_answer(workspace: Workspace) -> Iterator[None]:
         ) from problem
 
 
-def make_store(workspace: Workspace) -> None:
+def _make_store(workspace: Workspace) -> None:
     """Make the workspace's own database with all its tables where there is none; may be called again.
 
     Under another name at first, as MLflow makes its tables in steps, and after a kill in between neither goes on nor
@@ -125,7 +125,7 @@ def server_app(workspace: Workspace) -> App:
     """
     from mlflow.server.constants import ARTIFACT_ROOT_ENV_VAR, BACKEND_STORE_URI_ENV_VAR
 
-    make_store(workspace)
+    _make_store(workspace)
     os.environ[BACKEND_STORE_URI_ENV_VAR] = workspace.tracking_uri
     os.environ[ARTIFACT_ROOT_ENV_VAR] = workspace.artifacts_directory.as_uri()
     from mlflow.server.fastapi_app import app

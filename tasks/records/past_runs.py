@@ -201,6 +201,15 @@ def past_trainings(
     ]
 
 
+def readable_past(workspace: Workspace, *, most: int) -> list[PastRun]:
+    """Return the newest training runs, the newest last; none where the record does not answer: no run waits."""
+    try:
+        return past_trainings(workspace, most=most)
+    except ConfigurationError as error:
+        logger.warning("past runs cannot be read now: %s", error)
+        return []
+
+
 def check_not_finished(workspace: Workspace, run_id: str) -> None:
     """Check that a run may be resumed: otherwise nothing would be trained, and a good night's record written over.
 

@@ -108,7 +108,7 @@ def _duration_text(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_HOUR:.1f} hours"
 
 
-def baseline_remark(report: RunReport) -> str:
+def _baseline_remark(report: RunReport) -> str:
     """Return why there is no logistic regression, or the sample that it saw; nothing where it saw all rows."""
     baseline = report.baseline
     if isinstance(baseline, str):
@@ -230,7 +230,7 @@ def _speed_facts(report: RunReport) -> list[tuple[str, str]]:
 
 def _quality_lines(report: RunReport, decision: PromotionDecision | str) -> list[str]:
     """Return the model beside its baselines and, where it was judged, beside the champion with all gates."""
-    lines = [*quality_table(report).captioned_lines(), *_wrapped(baseline_remark(report))]
+    lines = [*quality_table(report).captioned_lines(), *_wrapped(_baseline_remark(report))]
     if isinstance(decision, str):
         return [*lines, *_wrapped(f"The model was not judged: {decision}.")]
     tables = [table for table in (judged_table(decision), gates_table(decision)) if table.rows]

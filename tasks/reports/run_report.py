@@ -153,7 +153,7 @@ class PlanReport:
     def plan_metrics(self) -> dict[str, float | None]:
         """Return the figures of the plan under their stable names, besides those of its search."""
         return {
-            **explanation_metrics(self.explanation),
+            **_explanation_metrics(self.explanation),
             "cost/cloud_price_usd_per_hour": self.provisioning.cloud_plan.price_usd_per_hour,
             "cost/cloud_usd": self.provisioning.predicted_cost_usd,
         }
@@ -356,7 +356,7 @@ def _metric_part(column: str) -> str:
     return re.sub(r"[^\w .-]", "_", column)
 
 
-def explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]:
+def _explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None]:
     """Return the figures of an explanation under their stable names."""
     runner_up = explanation.runner_up
     return {

@@ -199,10 +199,10 @@ def end_nodes(run: FleetRun, cluster: Cluster, node_ids: Collection[str]) -> Non
                 provider.terminate_instance(instance)
     for entry in entries:
         ledger.ended(entry.run_id, entry.node_id, reason=EndReason.GONE, at=provider.now())
-    forget_lost(run.directory, node_ids)
+    _forget_lost(run.directory, node_ids)
 
 
-def forget_lost(run_directory: RunDirectory, node_ids: Collection[str]) -> None:
+def _forget_lost(run_directory: RunDirectory, node_ids: Collection[str]) -> None:
     """Delete the signs of life and notices of lost machines; others may take their places under the same names."""
     for node_id in node_ids:
         for name in (HEARTBEAT, LEAVING):

@@ -82,7 +82,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class _Decision:
     """All ways to go on, the best first."""
 
     options: tuple[_Option, ...]
@@ -110,7 +110,7 @@ def decide(
     is_training: bool,
     refused: Mapping[Way, str],
     without: Collection[str] = (),
-) -> Decision:
+) -> _Decision:
     """Order the ways to go on: possible ones first, then those in time and within the cap, then by USD.
 
     Where none is in time, the one that ends first is best; equal ways stand in the order keep, replace, re-plan.
@@ -158,7 +158,7 @@ def decide(
             return (1.0, option.seconds)
         return (0.0, option.usd / (_WORTH_A_REPLAN if option.way is Way.REPLAN else 1.0))
 
-    return Decision(tuple(sorted(options, key=rank)))
+    return _Decision(tuple(sorted(options, key=rank)))
 
 
 def _speed(rest: Rest, fleet: Fleet) -> float:

@@ -47,7 +47,7 @@ class FleetHolder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WaitingRun:
+class _WaitingRun:
     """A run that has not begun, as another one has the fleet."""
 
     run_id: str
@@ -90,7 +90,7 @@ def only_fleet(
                         shown.enter_context(
                             _shown(
                                 workspace,
-                                WaitingRun(run_id=run_id, flow_run_id=flow_run_id, waits_for=holder),
+                                _WaitingRun(run_id=run_id, flow_run_id=flow_run_id, waits_for=holder),
                             )
                         )
                         shown_holder = holder
@@ -103,7 +103,7 @@ def only_fleet(
 
 
 @contextmanager
-def _shown(workspace: Workspace, waiting: WaitingRun) -> Iterator[None]:
+def _shown(workspace: Workspace, waiting: _WaitingRun) -> Iterator[None]:
     """Let `waiting_runs` find a run while the block runs."""
     workspace.waiting_directory.mkdir(exist_ok=True)
     path = workspace.waiting_directory / waiting.run_id
@@ -117,7 +117,7 @@ def _shown(workspace: Workspace, waiting: WaitingRun) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def waiting_runs(workspace: Workspace) -> list[WaitingRun]:
+def waiting_runs(workspace: Workspace) -> list[_WaitingRun]:
     """Return the runs that wait for another one; files of processes that are gone are passed over."""
     found = []
     for path in sorted(workspace.waiting_directory.glob("*")):
@@ -125,7 +125,7 @@ def waiting_runs(workspace: Workspace) -> list[WaitingRun]:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(WaitingRun(**json.load(file)))
+                found.append(_WaitingRun(**json.load(file)))
     return found
 
 

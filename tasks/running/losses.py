@@ -39,7 +39,7 @@ _LEAST_MEASURED_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
+class _Loss:
     """A launch that ended before its training did."""
 
     launch_id: str
@@ -119,7 +119,7 @@ def note_loss(
     interruptions_per_hour: float,
     now: datetime,
     slowness: float = 1.0,
-) -> Loss:
+) -> _Loss:
     """Write down a loss of a run, and check that the run may restart.
 
     Steps that an earlier loss has counted are not counted again where nothing was trained since.
@@ -142,12 +142,12 @@ def note_loss(
             f"run {run_id} was asked to stop, and ended before it wrote another checkpoint; set "
             f"resume_run_id={run_id} to go on from step {checkpoint_step:,}: {lost.message}"
         )
-    earlier = read_losses(run.workspace, run_id)
+    earlier = _read_losses(run.workspace, run_id)
     attempt = -1 if progress is None else progress.attempt
     is_counted = bool(earlier) and earlier[-1].attempt == attempt
     budget = _restart_budget(run.max_restarts_per_hour, interruptions_per_hour=interruptions_per_hour)
     num_recent = 1 + sum(now - datetime.fromisoformat(each.at) < _BUDGET_PERIOD for each in earlier)
-    loss = Loss(
+    loss = _Loss(
         launch_id=cluster.run_id,
         at=now.isoformat(),
         message=lost.message,
@@ -175,16 +175,16 @@ def note_loss(
     return loss
 
 
-def read_losses(workspace: Workspace, run_id: str) -> list[Loss]:
+def _read_losses(workspace: Workspace, run_id: str) -> list[_Loss]:
     """Return the losses of a run, the oldest first."""
-    return [Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
+    return [_Loss(**each) for each in local_folder(workspace, run_id).read_json(LOSSES_FILE) or []]
 
 
 def slowness_of(
     workspace: Workspace, run_id: str, run_directory: RunDirectory, *, planned_samples_per_s: float
 ) -> float:
     """Return the seconds of a step over those planned; for a fleet that has just begun, those of the one before."""
-    progress, losses = read_progress(run_directory), read_losses(workspace, run_id)
+    progress, losses = read_progress(run_directory), _read_losses(workspace, run_id)
     attempt, slowness = (losses[-1].attempt, losses[-1].slowness) if losses else (-1, 1.0)
     if progress is None or progress.attempt == attempt or progress.elapsed_s < _LEAST_MEASURED_S:
         return slowness
@@ -193,17 +193,17 @@ def slowness_of(
 
 def losses_document(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """Return the losses of a run, for its record."""
-    return {"losses": [asdict(each) for each in read_losses(workspace, run_id)]}
+    return {"losses": [asdict(each) for each in _read_losses(workspace, run_id)]}
 
 
 def note_decision(workspace: Workspace, run_id: str, decision: str, *, is_of_other_size: bool) -> None:
     """Write down how a run goes on after its last loss, in its folder."""
-    *earlier, last = read_losses(workspace, run_id)
+    *earlier, last = _read_losses(workspace, run_id)
     last = replace(last, decision=decision, is_of_other_size=is_of_other_size)
     _write_losses(workspace, run_id, [*earlier, last])
 
 
-def _write_losses(workspace: Workspace, run_id: str, losses: Sequence[Loss]) -> None:
+def _write_losses(workspace: Workspace, run_id: str, losses: Sequence[_Loss]) -> None:
     local_folder(workspace, run_id).write_json(LOSSES_FILE, [asdict(each) for each in losses])
 
 
@@ -211,7 +211,7 @@ def _write_losses(workspace: Workspace, run_id: str, losses: Sequence[Loss]) -> 
 class Restart:
     """A loss and its cost."""
 
-    loss: Loss
+    loss: _Loss
     seconds: float | None
     """From the last step that is known to be trained until the same step is trained again; None where it was not."""
 
@@ -229,7 +229,7 @@ def restarts_of(workspace: Workspace, run_id: str, run_directory: RunDirectory) 
         for name, stamp in run_directory.stamps(STEPS).items()
     )
     restarts = []
-    for loss in read_losses(workspace, run_id):
+    for loss in _read_losses(workspace, run_id):
         at_s = datetime.fromisoformat(loss.at).timestamp()
         before_s = max((stamp_s for stamp_s, _ in written if stamp_s <= at_s), default=at_s)
         again_s = min(
@@ -241,7 +241,7 @@ def restarts_of(workspace: Workspace, run_id: str, run_directory: RunDirectory) 
 
 def restarts_text(workspace: Workspace, run_id: str) -> str | None:
     """Return for people how often a run lost machines or workers; None where it never did."""
-    losses = read_losses(workspace, run_id)
+    losses = _read_losses(workspace, run_id)
     if not losses:
         return None
     noticed = sum(loss.is_noticed for loss in losses)

@@ -36,7 +36,7 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training
 from heterps_core.training.outcome import Complete, Failed, MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
-from tasks.running.fleet import forget_lost
+from tasks.running.fleet import _forget_lost
 from tests.benchmarks.elastic import (
     KEY,
     LINK_MBIT_PER_S,
@@ -177,7 +177,7 @@ class Case:
             host.lose()
             self.boot(host)
             self.spares.append(host)
-        forget_lost(self.run, lost.node_ids)
+        _forget_lost(self.run, lost.node_ids)
         left = Counter(node.stage for node in cluster.nodes if node not in gone)
         if self.shrinks and gone and all(left[stage] for stage in STAGE_OF_HOST):
             left_nodes = tuple(node for node in cluster.nodes if node not in gone)

@@ -32,9 +32,9 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.prices import price_folder
+from tasks.prices import _price_folder
 from tasks.records.past_runs import PastRun, past_trainings
-from tasks.running.losses import read_losses
+from tasks.running.losses import _read_losses
 from tests.heterps_core.training.node_processes import kill_machine, nodes_of
 from tests.waiting import wait_for
 
@@ -73,7 +73,7 @@ def run(*, seed: int = 0, num_cases: int = 30, keep: Path | None = None) -> list
         endings = run_nights(folder, workspace, num_nights=num_cases, seed=seed)
         recorded = past_trainings(workspace, most=10 * num_cases)
         machines = Ledger(workspace.ledger_path).entries()
-        num_losses = sum(len(read_losses(workspace, night.run_id)) for night in recorded)
+        num_losses = sum(len(_read_losses(workspace, night.run_id)) for night in recorded)
     nights = [night for night in recorded if night.status == "FINISHED"]
     running = [night for night in recorded if night.status == "RUNNING"]
     alive = [machine for machine in machines if machine.state in (EntryState.INTENDED, EntryState.LAUNCHED)]
@@ -317,4 +317,4 @@ def raise_prices(workspace: Workspace) -> None:
         else offer
         for offer in BUNDLED_SNAPSHOT.offers()
     ]
-    write_refreshed(price_folder(workspace), offers, at=datetime.now(UTC))
+    write_refreshed(_price_folder(workspace), offers, at=datetime.now(UTC))

@@ -155,11 +155,11 @@ def predicted_samples_per_s(plan: RandomPlan, dataset: PreparedDataset, cache: P
     from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import profile_model
-    from tasks.profiling import ProfiledModel, profile_request
+    from tasks.profiling import ProfiledModel, _profile_request
     from tasks.scheduling import predict_dry_run_here
 
     # Layers are timed once for all batch sizes of a model: they matter for another prediction.
-    request = profile_request(dataset, model=plan.model, batch_size=max(BATCH_SIZES))
+    request = _profile_request(dataset, model=plan.model, batch_size=max(BATCH_SIZES))
     graph = trace_model(request)
     profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
     profiled = ProfiledModel(

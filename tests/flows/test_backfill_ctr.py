@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import StateType
 
 from flows import backfill_ctr as module
 from flows.backfill_ctr import backfill_ctr
-from flows.command_line import main, parser_for
+from flows.command_line import _parser_for, main
 from flows.parameter_checks import days_of
 from flows.parameters import BackfillParameters
 from heterps_core.data.synthetic.click_stream import write_click_days
@@ -104,7 +104,7 @@ def test_wrong_parameters_are_reported_before_anything_is_trained(trained, days,
 
 
 def test_settings_are_given_as_json_on_the_command_line(capsys):
-    parser = parser_for(BackfillParameters, program="backfill")
+    parser = _parser_for(BackfillParameters, program="backfill")
     needed = ["--first-day", "2026-11-01", "--last-day", "2026-11-02", "--data", "days"]
 
     assert parser.parse_args([*needed, "--settings", json.dumps({"epochs": 2})]).settings == {"epochs": 2}

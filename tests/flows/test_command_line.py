@@ -8,7 +8,7 @@ import pytest
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 
 from flows import command_line
-from flows.command_line import main, parser_for
+from flows.command_line import _parser_for, main
 from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
 from flows.service.prefect_connection import LOGGERS_IN_FLOW_LOG
@@ -18,7 +18,7 @@ from heterps_core.errors import ConfigurationError, DataError, UnknownNameError
 
 def test_the_form_and_the_command_line_have_the_fields_of_the_model_with_their_defaults():
     form = train_ctr.parameters.model_dump()["properties"]
-    parsed = parser_for(TrainParameters, program="train").parse_args([])
+    parsed = _parser_for(TrainParameters, program="train").parse_args([])
 
     assert vars(parsed) == {}
     assert {name: each["default"] for name, each in form.items()} == TrainParameters().model_dump()
@@ -37,7 +37,7 @@ def test_values_have_the_type_of_their_parameter():
     arguments = "--epochs 2 --max-usd-per-hour 0.5 --device-types cpu-c7i gpu-t4 --data x.tsv --no-again"
 
     parsed = TrainParameters.of(
-        vars(parser_for(TrainParameters, program="train").parse_args(arguments.split()))
+        vars(_parser_for(TrainParameters, program="train").parse_args(arguments.split()))
     )
 
     assert (parsed.epochs, parsed.max_usd_per_hour, parsed.data, parsed.again) == (2, 0.5, "x.tsv", False)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 
-from flows.command_line import main, parser_for
+from flows.command_line import _parser_for, main
 from flows.compare_schedulers import compare_schedulers
 from flows.parameters import CompareParameters
 from heterps_core.errors import ConfigurationError, UnknownNameError
@@ -145,7 +145,7 @@ def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(
 
 
 def test_problem_files_may_be_given_in_parts():
-    parsed = parser_for(CompareParameters, program="compare").parse_args(
+    parsed = _parser_for(CompareParameters, program="compare").parse_args(
         ["--problem", "a.json", "--problem", "b.json", "c.json", "--device-types", "gpu-t4"]
     )
 

@@ -10,7 +10,7 @@ import pytest
 
 from flows import parameters
 from flows.cli import COMMANDS, FLOWS, _parser, main
-from flows.command_line import parser_for
+from flows.command_line import _parser_for
 from flows.parameters import BackfillParameters, TrainParameters
 from flows.service.schedule import BACKFILL_CTR, DEPLOYMENTS
 from heterps_core.data.features import FeatureSpec
@@ -33,7 +33,7 @@ OF_OPERATING = ("doctor", "status", "logs", "runs", "explain", "cost", "stop", "
 
 
 def parsed_flow(model, words):
-    values = vars(parser_for(model, program="x").parse_args(words))
+    values = vars(_parser_for(model, program="x").parse_args(words))
     values.pop("parameters", None)
     return model.of(values)
 

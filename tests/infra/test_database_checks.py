@@ -5,7 +5,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from infra.checks import CheckState
-from infra.database_checks import database_checks, newest_revisions, revisions
+from infra.database_checks import _newest_revisions, _revisions, database_checks
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_file import READABLE_VERSIONS, SCHEMA_VERSION
 from infra.workspace import Workspace
@@ -101,5 +101,5 @@ def test_the_newest_revision_is_the_one_that_none_follows(tmp_path):
     (tmp_path / "a.py").write_text('revision = "aaa"\ndown_revision = None\n')
     (tmp_path / "b.py").write_text('revision: str = "bbb"\ndown_revision: str | None = "aaa"\n')
 
-    assert revisions(tmp_path) == {"aaa", "bbb"}
-    assert newest_revisions(tmp_path) == {"bbb"}
+    assert _revisions(tmp_path) == {"aaa", "bbb"}
+    assert _newest_revisions(tmp_path) == {"bbb"}

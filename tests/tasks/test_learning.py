@@ -5,7 +5,7 @@ import pytest
 from heterps_core.planning.calibration import Calibration, Correction
 from heterps_core.planning.cost_model.evaluation import evaluate
 from infra.workspace import Workspace
-from tasks.learning import learn_from_runs
+from tasks.profiling import learn_from_runs
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import RUN_ID, make_plan_report, make_run_report, make_speed
 

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
-from tasks.recording import START_TO_FIRST_STEP, record_overhead, start_to_first_step_s
+from tasks.recording import START_TO_FIRST_STEP, _start_to_first_step_s, record_overhead
 from tasks.running.run_lifecycle import close_run, open_run
 from tests.paths import PROJECT
 
@@ -30,18 +30,18 @@ def test_the_first_step_is_as_old_as_the_first_file_of_steps(run):
     write_steps(run, "000-00000001.json", after_s=12.5)
     write_steps(run, "000-00000002.json", after_s=13.0)
 
-    assert start_to_first_step_s(run, started_at=STARTED_AT) == pytest.approx(12.5)
+    assert _start_to_first_step_s(run, started_at=STARTED_AT) == pytest.approx(12.5)
 
 
 def test_steps_from_before_a_run_was_resumed_do_not_count(run):
     write_steps(run, "000-00000001.json", after_s=-600.0)
     write_steps(run, "001-00000051.json", after_s=9.0)
 
-    assert start_to_first_step_s(run, started_at=STARTED_AT) == pytest.approx(9.0)
+    assert _start_to_first_step_s(run, started_at=STARTED_AT) == pytest.approx(9.0)
 
 
 def test_a_run_that_trained_nothing_has_no_first_step(run):
-    assert start_to_first_step_s(run, started_at=STARTED_AT) is None
+    assert _start_to_first_step_s(run, started_at=STARTED_AT) is None
 
 
 def test_it_is_recorded_under_a_name_that_is_described(tmp_path, run):

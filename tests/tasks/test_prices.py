@@ -12,8 +12,8 @@ from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
+    _price_folder,
     price_files,
-    price_folder,
     recheck_prices,
     refresh_before_renting,
     refresh_prices_of,
@@ -82,7 +82,7 @@ def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
     with pytest.raises(ProvisioningError, match=r"not one price could be refreshed.*stay in use"):
         refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
-    assert not price_folder(workspace).exists()
+    assert not _price_folder(workspace).exists()
 
 
 def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspace, aws):
@@ -91,14 +91,14 @@ def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspac
         return min(offer.price_age(datetime.now(UTC)).total_seconds() for offer in offers)
 
     old = replace(offer(), price_as_of=(datetime.now(UTC) - timedelta(hours=7)).isoformat())
-    write_refreshed(price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
+    write_refreshed(_price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
     answer(aws)
 
     refresh_before_renting(workspace, "aws", regions=[REGION])
     assert newest_age_s() < 60
     refresh_before_renting(workspace, "aws", regions=[REGION])  # would find no more answers
 
-    assert len(list(price_folder(workspace).iterdir())) == 2
+    assert len(list(_price_folder(workspace).iterdir())) == 2
 
 
 def test_before_renting_a_refresh_that_fails_is_reported_and_borne(workspace, monkeypatch, caplog):

@@ -9,10 +9,11 @@ from mlflow import MlflowClient
 from heterps_core.hardware import Market
 from infra.workspace import Workspace
 from tasks import publishing
-from tasks.learning import learn_from_runs, readable_past
+from tasks.profiling import learn_from_runs
 from tasks.publishing import publish_report
 from tasks.recording import record_plan, record_run
 from tasks.records.mlflow_names import Tag
+from tasks.records.past_runs import readable_past
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
 from tests.tasks.report_builders import ID_TURNOVER, RUN_ID, make_bill, make_plan_report, make_run_report

@@ -6,7 +6,7 @@ from prefect import Task, flow
 
 import tasks
 from heterps_core.errors import ProvisioningError
-from tasks import REPEATABLE
+from tasks.steps import REPEATABLE
 
 REPEATED = {"refresh prices", "end orphans", "close dead records", "publish report"}
 

@@ -1,16 +1,19 @@
-"""Errors of AWS and boto3, each with a way out."""
+"""Errors of AWS and boto3, each with a way out, also while a client is made."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError, WaiterError
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws.tags import end_text
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+
+if TYPE_CHECKING:
+    from botocore.config import Config
 
 GONE_CODES = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
 
@@ -59,7 +62,7 @@ WAYS_OUT = {
     "Throttling": "wait a minute and try again: the account makes too many calls",
 }
 
-WRONG_SETTINGS = (
+_WRONG_SETTINGS = (
     "correct ~/.aws/config, ~/.aws/credentials or the variable AWS_* that says so (env | grep AWS_)"
 )
 
@@ -81,7 +84,7 @@ _WAYS_OUT_BY_KIND = {
     "InvalidDefaultsMode InvalidEndpointConfiguration InvalidIMDSEndpoint InvalidIMDSEndpointMode "
     "InvalidMaxRetryAttempts InvalidRetryConfiguration InvalidRetryMode InvalidS3AddressingStyle "
     "InvalidS3UsEast1RegionalEndpointConfig InvalidSTSRegionalEndpointsConfig UnknownCredential "
-    "UnknownTokenProvider": WRONG_SETTINGS,
+    "UnknownTokenProvider": _WRONG_SETTINGS,
     "MissingDependencyException": "install the package that it names into the environment of heterps",
     "HTTPClient Connection IncompleteRead FlexibleChecksum Checksum": _NO_NETWORK,
     "Waiter": "try again, what was started is ended",
@@ -175,3 +178,24 @@ def _way_out_of(problem: BotoCoreError) -> str:
         name for kind in type(problem).__mro__ for name in (kind.__name__, kind.__name__[: -len("Error")])
     }
     return next(way_out for names, way_out in _WAYS_OUT_BY_KIND.items() if kinds & set(names.split()))
+
+
+def aws_client(service: str, *, region: str, config: Config) -> Any:
+    """Return a client of a service.
+
+    Raises:
+        ProvisioningError: boto3 cannot use what it finds; says what a user can do.
+    """
+    import boto3  # an eighth of a second, for those who ask AWS
+
+    client: Any = boto3.client
+    with explained("set up its client"):
+        try:
+            return client(service, region_name=region, config=config)
+        except BotoCoreError:
+            raise
+        except ValueError as problem:
+            # An address that is none, in AWS_ENDPOINT_URL or a profile.
+            raise ProvisioningError(
+                f"AWS could not set up its client: {problem}; {_WRONG_SETTINGS}"
+            ) from problem

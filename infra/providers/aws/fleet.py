@@ -178,7 +178,7 @@ def request_fleet(
     )
 
 
-def quota_of(offer: InstanceOffer) -> str:
+def _quota_of(offer: InstanceOffer) -> str:
     """Return the quota, as Service Quotas names it, that an offer's vCPUs count against.
 
     EC2 counts vCPUs of running instances, by market and by group of families, in a whole region (AWS, EC2 user guide,
@@ -194,7 +194,7 @@ def quota_of(offer: InstanceOffer) -> str:
 
 def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
     """Return the quotas of several offers, each once, in their order."""
-    return tuple(dict.fromkeys(quota_of(offer) for offer in offers))
+    return tuple(dict.fromkeys(_quota_of(offer) for offer in offers))
 
 
 def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
@@ -206,5 +206,5 @@ def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str
 def _vcpus(plan: ProvisioningPlan) -> Counter[str]:
     counted: Counter[str] = Counter()
     for group in plan.groups:
-        counted[quota_of(group.offer)] += group.count * group.offer.instance_type.vcpus
+        counted[_quota_of(group.offer)] += group.count * group.offer.instance_type.vcpus
     return counted

@@ -18,8 +18,7 @@ from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.ledger.ledger import LedgerEntry
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory
-from infra.providers.aws.clients import aws_client
-from infra.providers.aws.errors import explained
+from infra.providers.aws.errors import aws_client, explained
 from infra.providers.aws.queries import remembered_instances
 
 if TYPE_CHECKING:

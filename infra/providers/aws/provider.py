@@ -24,8 +24,7 @@ from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws.access_checks import access_checks
-from infra.providers.aws.clients import aws_client
-from infra.providers.aws.errors import explained
+from infra.providers.aws.errors import aws_client, explained
 from infra.providers.aws.fleet import asks_less, fleet_groups
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers

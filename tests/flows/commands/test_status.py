@@ -187,7 +187,7 @@ def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace,
 @pytest.mark.usefixtures("quick_locks")
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status):
     workspace.create()
-    mlflow_store.make_store(workspace)
+    mlflow_store._make_store(workspace)
     with closing(sqlite3.connect(workspace.tracking_path)) as holder:
         holder.execute("BEGIN EXCLUSIVE")
         code, printed = status()

@@ -18,7 +18,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.models.slot_embedding import SlotEmbedding
-from tasks.judging.baseline import design_matrix
+from tasks.judging.baseline import _design_matrix
 from tests.heterps_core.data.synthetic_rows import all_rows
 
 LOGISTIC_MODEL = f"{__name__}:build_logistic"
@@ -32,7 +32,7 @@ def build_logistic(features: FeatureSpec) -> nn.Sequential:
 
 def fit_logistic(dataset: PreparedDataset) -> np.ndarray:
     """Fit on the training rows; the weights are those of the dense columns, of all rows, and the intercept."""
-    rows = design_matrix(all_rows(dataset), dataset.features)[: dataset.num_train_rows]
+    rows = _design_matrix(all_rows(dataset), dataset.features)[: dataset.num_train_rows]
     fitted = LogisticRegression(C=0.1, max_iter=300, tol=1e-3)
     fitted.fit(rows, all_rows(dataset).labels[: dataset.num_train_rows])
     return np.concatenate([fitted.coef_[0], fitted.intercept_])

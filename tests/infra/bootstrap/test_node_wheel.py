@@ -7,11 +7,11 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.bootstrap.node_start import build_node_wheel, publish_node_wheel
+from infra.bootstrap.node_start import _build_node_wheel, publish_node_wheel
 
 
 def test_the_same_code_makes_the_same_wheel():
-    first, second = build_node_wheel(), build_node_wheel()
+    first, second = _build_node_wheel(), _build_node_wheel()
 
     assert first == second
     assert first.sha256 == hashlib.sha256(first.content).hexdigest()
@@ -47,4 +47,4 @@ def test_a_model_of_ones_own_goes_along(tmp_path, monkeypatch):
 
 def test_a_model_that_cannot_be_found_here_is_refused_before_anything_is_launched():
     with pytest.raises(ConfigurationError, match="package 'no_such_models' of the model must be one"):
-        build_node_wheel("no_such_models.deep:build")
+        _build_node_wheel("no_such_models.deep:build")

@@ -7,7 +7,7 @@ import pytest
 
 from heterps_core.errors import LedgerError
 from infra.ledger.ledger import Ledger
-from infra.ledger.ledger_file import damage_of, readable_entries
+from infra.ledger.ledger_file import _damage_of, readable_entries
 from infra.machines.sweeper import usable_ledger
 from infra.workspace import Workspace
 from tests.infra.builders import offer, plan
@@ -47,10 +47,10 @@ DAMAGES = {
 
 
 def test_a_whole_ledger_and_none_at_all_are_left_alone(workspace, path):
-    assert damage_of(path) is None
+    assert _damage_of(path) is None
     assert usable_ledger(workspace)[1] is None
     path.unlink()
-    assert damage_of(path) is None
+    assert _damage_of(path) is None
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -65,7 +65,7 @@ def test_a_damaged_ledger_is_refused_until_it_is_set_aside_and_kept(workspace, p
     (aside,) = path.parent.glob("ledger.sqlite.damaged-*")
     assert aside.read_bytes() == content
     assert str(aside) in note
-    assert damage_of(path) is None
+    assert _damage_of(path) is None
     assert len(ledger.entries()) == len(readable_entries(aside))
 
 

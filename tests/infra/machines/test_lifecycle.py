@@ -9,7 +9,7 @@ import pytest
 from heterps_core.errors import BudgetExceededError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
-from infra.machines.lifecycle import node_lifetime_s, running_cluster, terminate_run
+from infra.machines.lifecycle import _node_lifetime_s, running_cluster, terminate_run
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, plan
 from tests.waiting import wait_for
@@ -256,6 +256,6 @@ def test_disks_and_addresses_count_against_the_price_of_an_hour(ledger, tmp_path
 def test_a_node_lives_six_hours_or_twice_its_plan_or_what_its_cap_pays_whichever_is_least(
     planned_s, caps, lifetime_s
 ):
-    found = node_lifetime_s(longest_s=SIX_HOURS_S, planned_s=planned_s, price_usd_per_hour=3.0, caps=caps)
+    found = _node_lifetime_s(longest_s=SIX_HOURS_S, planned_s=planned_s, price_usd_per_hour=3.0, caps=caps)
 
     assert found == lifetime_s

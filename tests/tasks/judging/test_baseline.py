@@ -16,8 +16,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
-from tasks.judging.baseline import columns_of, design_matrix, measure_baseline
-from tasks.reports.report_text import baseline_remark
+from tasks.judging.baseline import _columns_of, _design_matrix, measure_baseline
+from tasks.reports.report_text import _baseline_remark
 from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.tasks.report_builders import make_run_report
 
@@ -56,7 +56,7 @@ def test_the_design_matrix_is_dense_columns_and_one_hot_ids(clicks):
     dataset = clicks.open()
     rows = next(dataset.parts(10, 13))
 
-    matrix = design_matrix(rows, dataset.features).toarray()
+    matrix = _design_matrix(rows, dataset.features).toarray()
 
     assert matrix.shape == (3, 13 + 26 * 256)
     np.testing.assert_array_equal(matrix[:, :13], rows.dense)
@@ -125,7 +125,7 @@ def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
 
     assert found == "it failed with MemoryError: cannot allocate"
     report = make_run_report(baseline=found)
-    assert baseline_remark(report) == (
+    assert _baseline_remark(report) == (
         "There is no logistic regression to compare with: it failed with MemoryError: cannot allocate."
     )
     assert report.metrics()["quality/baseline_auc"] is None
@@ -134,7 +134,7 @@ def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
 def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 300)
 
-    line = baseline_remark(make_run_report(baseline=measure_baseline.fn(clicks)))
+    line = _baseline_remark(make_run_report(baseline=measure_baseline.fn(clicks)))
 
     assert line.startswith("The logistic regression was fitted on 300 of these training rows")
 
@@ -143,7 +143,7 @@ def test_used_columns_are_taken_as_scipy_takes_them_without_a_pass_over_all_colu
     matrix = random_array((50, 40), density=0.1, format="csr", rng=np.random.default_rng(0))
     used = np.array([3, 4, 17, 38])
 
-    assert (columns_of(matrix, used).toarray() == matrix[:, used].toarray()).all()
+    assert (_columns_of(matrix, used).toarray() == matrix[:, used].toarray()).all()
     # A column index of a billion columns would take 8 GB.
     wide = csr_matrix(([1.0], [999_999_999], [0, 1]), shape=(1, 10**9))
-    assert columns_of(wide, np.array([5, 999_999_999])).toarray().tolist() == [[0.0, 1.0]]
+    assert _columns_of(wide, np.array([5, 999_999_999])).toarray().tolist() == [[0.0, 1.0]]

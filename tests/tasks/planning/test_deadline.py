@@ -7,11 +7,11 @@ import pytest
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from tasks.planning.deadline import (
+    _next_time_of_day,
     deadline_for,
     explained_by,
     floor_text,
     floor_with,
-    next_time_of_day,
     parse_time_of_day,
 )
 
@@ -84,7 +84,7 @@ def test_the_nights_on_which_the_clocks_change_are_an_hour_shorter_or_longer(now
     ],
 )
 def test_a_time_that_is_skipped_or_comes_twice_is_the_next_one_that_clocks_pass(ready_by, now, instant):
-    found = next_time_of_day(time.fromisoformat(ready_by), now=now, zone=BERLIN)
+    found = _next_time_of_day(time.fromisoformat(ready_by), now=now, zone=BERLIN)
 
     # Times that come twice are equal to none of another zone (PEP 495).
     assert found.astimezone(UTC) == instant

@@ -35,7 +35,7 @@ from tasks.planning.device_profiles import (
     rented_for_measuring,
     with_costs,
 )
-from tasks.profiling import ProfiledModel, charge_measurements, measured_device_types
+from tasks.profiling import ProfiledModel, _measured_device_types, charge_measurements
 from tasks.records import mlflow_store
 from tasks.records.mlflow_names import Kind, Tag
 from tasks.running import run_lifecycle
@@ -115,7 +115,7 @@ def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace)
     assert measured.profile.ids_source.startswith("Zipf's law")
     [line] = keep_profiles(workspace, profiled, devices)
     assert "not kept, since this machine is none of that type" in line
-    assert measured_device_types(workspace, SMALL, graph, ["cpu-c7i"]) == {}
+    assert _measured_device_types(workspace, SMALL, graph, ["cpu-c7i"]) == {}
     [bill] = devices.bills
     assert (bill.is_dry_run, [entry.instance_type for entry in bill.lines]) == (True, ["c7i.large"])
     assert measured.cost_usd == pytest.approx(bill.total_usd) != 0
@@ -269,7 +269,7 @@ def test_rented_machines_measure_are_ended_and_paid_by_the_next_run(workspace, c
     assert set(states(cloud).values()) == {"terminated"}
     lines = keep_profiles(workspace, profiled, devices)
     assert lines[0].startswith("cpu-c7i measured on c7i.large ")
-    kept = measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in", "gpu-t4"])
+    kept = _measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in", "gpu-t4"])
     assert set(kept) == {"cpu-c7i", "cpu-r6in"}
     # At least a minute is billed: 0.0015 and 0.003 USD, and the disks on top.
     [bill] = devices.bills
@@ -284,7 +284,7 @@ def test_rented_machines_measure_are_ended_and_paid_by_the_next_run(workspace, c
     charge_measurements(workspace, planning, run_id="next")
 
     charged = replace(
-        profiled, measured=measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in"])
+        profiled, measured=_measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in"])
     )
     assert charged.profiling_usd("the one after") == 0.0
     assert charged.profiling_usd("next") == pytest.approx(bill.total_usd)
@@ -304,7 +304,7 @@ def test_a_rented_machine_that_fails_is_named_and_borne_by_what_was_measured(wor
     with pytest.raises(TrainingError, match=r"1 were not.*stage1-node0 \(cpu-r6in\): .*status 1: no memory"):
         check_all_measured(devices)
     assert set(states(cloud).values()) == {"terminated"}
-    kept = measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in"])
+    kept = _measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i", "cpu-r6in"])
     assert set(kept) == {"cpu-c7i"}
     assert kept["cpu-c7i"].cost_usd == pytest.approx(devices.cost_usd)
 
@@ -356,7 +356,7 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
     [path] = (workspace.profiles_directory / "rented").iterdir()
     os.truncate(path, 100)
 
-    assert measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i"]) == {}
+    assert _measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i"]) == {}
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):

@@ -2,13 +2,13 @@ import pytest
 
 from heterps_core.errors import BudgetExceededError
 from infra.billing.caps import Caps
-from tasks.planning.extra_costs import planned_usage
+from tasks.planning.extra_costs import _planned_usage
 from tasks.provisioning import provision
 from tests.tasks.test_provisioning import OFFERS, planned
 
 
 def test_requests_and_egress_of_a_plan_by_hand():
-    usage = planned_usage(state_bytes=10 * 16 * 1024**2, hours=2.0, leaves_region=True)
+    usage = _planned_usage(state_bytes=10 * 16 * 1024**2, hours=2.0, leaves_region=True)
 
     # Two hours are 7,200 s. Reports: 2 * 1,440; the model in 16 parts of 10 MiB.
     assert usage.put_requests == 2 * 1_440 + 16
@@ -18,7 +18,7 @@ def test_requests_and_egress_of_a_plan_by_hand():
 
 
 def test_in_the_region_of_the_bucket_nothing_is_paid_for_the_way():
-    usage = planned_usage(state_bytes=1e9, hours=1.0, leaves_region=False)
+    usage = _planned_usage(state_bytes=1e9, hours=1.0, leaves_region=False)
 
     assert usage.egress_bytes == 0
 

@@ -1,7 +1,7 @@
 """The seconds that the proofs of one planning share."""
 
 from heterps_core.planning.search.optimum import find_optimum
-from tasks.planning.planning_time import PlanningTime
+from tasks.planning.deadline import PlanningTime
 from tests.benchmarks.planner_proofs import draw_tight
 
 

@@ -6,13 +6,13 @@ from contextlib import closing
 import pytest
 
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
-from tasks.records.mlflow_store import make_store
+from tasks.records.mlflow_store import _make_store
 from tests.waiting import wait_for
 
 MAKE = """
 from infra.workspace import Workspace
-from tasks.records.mlflow_store import make_store
-make_store(Workspace.locate())
+from tasks.records.mlflow_store import _make_store
+_make_store(Workspace.locate())
 """
 
 
@@ -36,7 +36,7 @@ def test_a_store_that_is_killed_while_its_tables_are_made_is_made_by_the_next(tm
     maker.wait()
     assert not workspace.tracking_path.exists()
 
-    make_store(workspace)
+    _make_store(workspace)
 
     assert len(revision_of(workspace)) == 1
 
@@ -45,7 +45,7 @@ def test_a_store_that_is_there_is_left_alone(tmp_path):
     workspace = Workspace(root=tmp_path).create()
     workspace.tracking_path.write_bytes(b"somebody else's")
 
-    make_store(workspace)
+    _make_store(workspace)
 
     assert workspace.tracking_path.read_bytes() == b"somebody else's"
 
@@ -54,6 +54,6 @@ def test_no_database_is_made_where_a_server_keeps_the_records(tmp_path, monkeypa
     monkeypatch.setenv(TRACKING_VARIABLE, "http://127.0.0.1:9")
     workspace = Workspace(root=tmp_path).create()
 
-    make_store(workspace)
+    _make_store(workspace)
 
     assert not workspace.tracking_path.exists()

@@ -4,7 +4,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
-from tasks.clusters import launch_ids_of, next_launch_id
+from tasks.clusters import _launch_ids_of, next_launch_id
 from tasks.records.mlflow_names import COMPLETED, Tag
 from tasks.records.past_runs import check_not_finished, finished_run, past_trainings
 from tasks.records.run_files import save_parameters, saved_parameters
@@ -87,7 +87,7 @@ def test_each_launch_of_a_run_has_its_own_id():
     assert next_launch_id(Entries(), "run") == "run"
     assert next_launch_id(Entries("run", "run", "other"), "run") == "run.2"
     assert next_launch_id(Entries("run", "run.2"), "run") == "run.3"
-    assert launch_ids_of(Entries("run", "run.2", "runner"), "run") == ["run", "run.2"]
+    assert _launch_ids_of(Entries("run", "run.2", "runner"), "run") == ["run", "run.2"]
 
 
 HERE = "/it's/here"

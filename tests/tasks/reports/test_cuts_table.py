@@ -5,7 +5,7 @@ from __future__ import annotations
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
-from tasks.reports.cuts_table import cuts_table
+from tasks.reports.tables import cuts_table
 
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
 

@@ -16,7 +16,7 @@ from tasks.judging.promotion_gates import GateVerdict, ModelFigures, PromotionDe
 from tasks.provisioning import find_offers
 from tasks.reports.report_text import report_text, screen
 from tasks.reports.run_report import training_summary
-from tasks.running.losses import Loss, Restart
+from tasks.running.losses import Restart, _Loss
 from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
@@ -227,7 +227,7 @@ def test_the_bytes_that_workers_send_in_a_step_are_named_with_their_format():
 
 
 def test_each_restart_has_a_line_with_the_loss_the_decision_and_its_cost():
-    loss = Loss(
+    loss = _Loss(
         launch_id="r1",
         at="2026-11-23T02:10:05.123456+00:00",
         message="stage0-node1 fell silent; its log is x\nmore",

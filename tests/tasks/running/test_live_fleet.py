@@ -18,7 +18,7 @@ from tasks.clusters import end_machines_of
 from tasks.running import live_fleet
 from tasks.running.live_fleet import (
     FleetHolder,
-    WaitingRun,
+    _WaitingRun,
     check_no_other_fleet,
     last_fleet,
     only_fleet,
@@ -170,7 +170,7 @@ def test_a_run_that_may_wait_says_for_whom_and_begins_once_the_other_is_gone(wor
         wait_for(lambda: "waiting" in caplog.text)
         wait_for(lambda: waiting_runs(workspace))
         assert waiting_runs(workspace) == [
-            WaitingRun(run_id="run-2", flow_run_id="second", waits_for="run-1")
+            _WaitingRun(run_id="run-2", flow_run_id="second", waits_for="run-1")
         ]
         assert not entered.wait(0.3)
     waiting.join(timeout=30)

@@ -12,9 +12,9 @@ from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
 from tasks.running.losses import (
+    _read_losses,
     note_decision,
     note_loss,
-    read_losses,
     restarts_of,
     restarts_text,
     slowness_of,
@@ -55,7 +55,7 @@ def test_a_loss_says_how_many_steps_it_costs_and_from_where_the_run_goes_on(work
     loss = lose(workspace, run, 1)
 
     assert loss.summary == "loss 1: 50 steps are lost, and the run goes on from step 200"
-    assert read_losses(workspace, "r1") == [loss]
+    assert _read_losses(workspace, "r1") == [loss]
 
 
 def test_steps_are_lost_once_where_a_second_loss_comes_before_any_is_trained_again(workspace, run):
@@ -91,7 +91,7 @@ def test_how_the_run_goes_on_stands_beside_its_last_loss(workspace, run):
 
     note_decision(workspace, "r1", "shrink, of shrink 1 USD", is_of_other_size=True)
 
-    first, second = read_losses(workspace, "r1")
+    first, second = _read_losses(workspace, "r1")
     assert (first.decision, first.is_of_other_size) == ("", False)
     assert (second.decision, second.is_of_other_size) == ("shrink, of shrink 1 USD", True)
 
@@ -149,7 +149,7 @@ def test_losses_of_the_hour_before_no_longer_count(workspace, run):
     for number in range(1, 8):
         lose(workspace, run, number, minutes=31 * number)
 
-    assert len(read_losses(workspace, "r1")) == 7
+    assert len(_read_losses(workspace, "r1")) == 7
 
 
 def test_the_same_fault_of_two_launches_is_not_tried_a_third_time(workspace, run):
@@ -170,7 +170,7 @@ def test_a_run_that_was_asked_to_stop_does_not_go_on(workspace, run):
     ):
         lose(workspace, run, 1)
 
-    assert read_losses(workspace, "r1") == []
+    assert _read_losses(workspace, "r1") == []
 
 
 def test_a_notice_that_asked_for_the_stop_lets_it_go_on(workspace, run):
@@ -182,4 +182,4 @@ def test_a_notice_that_asked_for_the_stop_lets_it_go_on(workspace, run):
 
     lose(workspace, run, 1)
 
-    assert len(read_losses(workspace, "r1")) == 1
+    assert len(_read_losses(workspace, "r1")) == 1

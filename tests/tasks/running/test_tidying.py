@@ -12,7 +12,7 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EndReason, Ledger
 from infra.workspace import Workspace
-from tasks.records.mlflow_store import client_of, make_store
+from tasks.records.mlflow_store import _make_store, client_of
 from tasks.running import run_lifecycle
 from tasks.running.live_fleet import only_fleet
 from tasks.running.tidying import drop_what_resuming_needs, tidy_runs
@@ -44,7 +44,7 @@ NUM_BYTES_REMOVED = sum(size for name, size in FILES.items() if name not in STAY
 def empty_records(tmp_path_factory):
     """MLflow's database without a run; its tables take a second to make."""
     workspace = Workspace(root=tmp_path_factory.mktemp("records")).create()
-    make_store(workspace)
+    _make_store(workspace)
     return workspace.tracking_path
 
 

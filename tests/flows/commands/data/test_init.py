@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
-from flows.command_line import read_parameters
+from flows.command_line import _read_parameters
 from flows.parameters import TrainParameters
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import DataSchema, MultiHotColumn
@@ -85,7 +85,7 @@ def test_schema_and_parameters_are_written_into_one_file_that_a_training_takes(
 
     assert capsys.readouterr().out.endswith("\n  heterps train --parameters heterps.toml\n")
     assert DataSchema.load(Path("heterps.toml")) == DataSchema.load(Path("schema.json"))
-    asked = TrainParameters.of(read_parameters(Path("heterps.toml")))
+    asked = TrainParameters.of(_read_parameters(Path("heterps.toml")))
     assert (asked.data, asked.schema_file) == ("clicks.parquet", "heterps.toml")
     assert main(["check-data", "clicks.parquet", "--schema", "heterps.toml"]) == 0
 

@@ -185,7 +185,7 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
 ):
     from mlflow import MlflowClient
 
-    from flows.command_line import parser_for, read_parameters
+    from flows.command_line import _parser_for, _read_parameters
     from infra.workspace import Workspace
 
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
@@ -210,11 +210,11 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     assert text.count("trial  ") == 2
     assert "held out" in text
     assert "2 trials in" in text.splitlines()[-1]
-    found = read_parameters(output)
+    found = _read_parameters(output)
     assert found == json.loads(output.read_text())
     asked = TrainParameters.of(found)
     assert (asked.model, asked.batch_size) == ("lr", 32)
-    parsed = parser_for(TrainParameters, program="x").parse_args(
+    parsed = _parser_for(TrainParameters, program="x").parse_args(
         ["--parameters", str(output), "--epochs", "7"]
     )
     assert vars(parsed) == {"parameters": [str(output)], "epochs": "7"}

@@ -22,10 +22,10 @@ from botocore.exceptions import (
 from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import EntryState
 from infra.providers import provider_of
-from infra.providers.aws.clients import aws_client
 from infra.providers.aws.errors import (
     CAPACITY_WAYS_OUT,
     WAYS_OUT,
+    aws_client,
     explained,
     refusal,
 )

@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.hardware import Market
-from infra.providers.aws.fleet import asks_less, quota_of
+from infra.providers.aws.fleet import _quota_of, asks_less
 from tests.infra.builders import offer, plan
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
@@ -21,7 +21,7 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
     ],
 )
 def test_an_instance_counts_against_the_quota_of_its_market_and_group_of_families(name, market, quota):
-    assert quota_of(offer(name, market=market)) == quota
+    assert _quota_of(offer(name, market=market)) == quota
 
 
 @pytest.mark.parametrize(
