@@ -18,7 +18,7 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR, ratio
-from infra.billing.caps import Caps, check_caps
+from infra.billing.caps import Caps, Spent
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.prices.spot_charges import with_interruptions
@@ -260,11 +260,10 @@ def within_caps(
     """
     first, *others = plans
     billed_usd_per_hour = provider.billed_usd_per_hour
-    check_caps(
+    caps.check(
         price_usd_per_hour=billed_usd_per_hour(first),
         predicted_cost_usd=predicted_cost_usd + bucket_usd,
-        spent_this_month_usd=spent_this_month_usd,
-        caps=caps,
+        spent=Spent(month_usd=spent_this_month_usd),
     )
     hours = ratio(predicted_cost_usd, billed_usd_per_hour(first), otherwise=0.0)
     limits = [caps.max_usd_per_hour]

@@ -21,6 +21,21 @@ class Caps:
     max_usd_per_month: float | None = None
     """By all runs of a workspace in a calendar month, UTC."""
 
+    def check(self, *, price_usd_per_hour: float, predicted_cost_usd: float, spent: Spent) -> None:
+        """Check a plan.
+
+        Raises:
+            BudgetExceededError: A cap is exceeded; the message says by how much.
+        """
+        failed_usd, month_usd = spent.failed_launches_usd, spent.month_usd
+        failed = f"{failed_usd:.4g} USD went to launches that failed: " if failed_usd else ""
+        fewer = "Raise the cap or ask for fewer epochs or samples (of a dry-run plan: planned_samples)"
+        spent_text = f"{month_usd:.4g} USD of the month are spent: raise the cap or wait for the next month"
+        lower = "Raise the cap or ask for a lower throughput floor"
+        _check("USD per hour", price_usd_per_hour, self.max_usd_per_hour, lower)
+        _check("USD per run", failed_usd + predicted_cost_usd, self.max_usd_per_run, failed + fewer)
+        _check("USD per month", month_usd + predicted_cost_usd, self.max_usd_per_month, spent_text)
+
     def payable_s(self, price_usd_per_hour: float, spent: Spent) -> float:
         """Return how long machines at a price can be paid before a cap of USD is reached; infinite without caps."""
         caps = ((self.max_usd_per_run, spent.failed_launches_usd), (self.max_usd_per_month, spent.month_usd))
@@ -38,40 +53,6 @@ class Spent:
 
 
 NOTHING_SPENT = Spent()
-
-
-def check_caps(
-    *,
-    price_usd_per_hour: float,
-    predicted_cost_usd: float,
-    failed_launches_usd: float = 0.0,
-    spent_this_month_usd: float = 0.0,
-    caps: Caps,
-) -> None:
-    """Check a plan against the caps.
-
-    Raises:
-        BudgetExceededError: A cap is exceeded; the message says by how much.
-    """
-    _check(
-        "USD per hour",
-        price_usd_per_hour,
-        caps.max_usd_per_hour,
-        "Raise the cap or ask for a lower throughput floor",
-    )
-    _check(
-        "USD per run",
-        failed_launches_usd + predicted_cost_usd,
-        caps.max_usd_per_run,
-        (f"{failed_launches_usd:.4g} USD went to launches that failed: " if failed_launches_usd else "")
-        + "Raise the cap or ask for fewer epochs or samples (of a dry-run plan: planned_samples)",
-    )
-    _check(
-        "USD per month",
-        spent_this_month_usd + predicted_cost_usd,
-        caps.max_usd_per_month,
-        f"{spent_this_month_usd:.4g} USD of the month are spent: raise the cap or wait for the next month",
-    )
 
 
 def _check(unit: str, amount: float, cap: float | None, way_out: str) -> None:

@@ -25,22 +25,14 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 
 from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
-from infra.ledger.ledger_entry import (
-    EndReason,
-    EntryState,
-    Instance,
-    LedgerEntry,
-    entry_of_instance,
-    entry_of_request,
-    entry_of_row,
-)
+from infra.ledger.ledger_entry import EndReason, EntryState, Instance, LedgerEntry, entry_of_row
 from infra.ledger.ledger_file import COLUMNS, SELECT, bring_up_to_date, make_ledger_file, transaction
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
@@ -97,8 +89,23 @@ class Ledger:
             BudgetExceededError: By the check of `checked`.
         """
         self._check_intent()
-        entry = entry_of_request(run_id, provider, request, at=at, attempt=attempt)
-        possible = {offer.instance_type.name for offer in (request.offer, *request.alternatives)}
+        offer = request.offer
+        possible = {each.instance_type.name for each in (offer, *request.alternatives)}
+        entry = LedgerEntry(
+            run_id=run_id,
+            attempt=attempt,
+            node_id=request.node_id,
+            provider=provider,
+            stage=request.stage,
+            device_type=request.device_type,
+            instance_type=offer.instance_type.name,
+            market=offer.market,
+            region=offer.region,
+            **offer.price,
+            state=EntryState.INTENDED,
+            intended_at=at,
+            disk_usd_per_hour=request.disk_usd_per_hour,
+        )
         with self._transaction() as database:
             _insert(database, entry)
             had, state = database.execute(
@@ -108,7 +115,7 @@ class Ledger:
         if had not in possible:
             raise ConfigurationError(
                 f"a run id stands for one plan, but {request.node_id} of run {run_id} was launched as {had} and "
-                f"is now asked for as {request.offer.instance_type.name}; use a new run id"
+                f"is now asked for as {offer.instance_type.name}; use a new run id"
             )
         if state not in (EntryState.INTENDED, EntryState.LAUNCHED):
             raise ConfigurationError(
@@ -172,7 +179,16 @@ class Ledger:
                 return _find(database, "provider_instance_id = ?", instance.provider_instance_id)
             if terms is None:
                 return None
-            entry = entry_of_instance(provider, instance, terms)
+            entry = LedgerEntry(
+                **asdict(terms),
+                run_id=instance.run_id,
+                node_id=instance.provider_instance_id,
+                provider=provider,
+                instance_type=instance.instance_type,
+                state=EntryState.LAUNCHED,
+                launched_at=instance.launched_at,
+                provider_instance_id=instance.provider_instance_id,
+            )
             _insert(database, entry)
             return entry
 
@@ -267,12 +283,7 @@ def _find_intent(database: sqlite3.Connection, instance: Instance) -> LedgerEntr
 
 def _update(database: sqlite3.Connection, entry: LedgerEntry, values: dict[str, object]) -> None:
     assignments = ", ".join(f"{column} = ?" for column in values)
-    updated = database.execute(
+    database.execute(
         f"UPDATE machines SET {assignments} WHERE run_id = ? AND attempt = ? AND node_id = ?",
         (*values.values(), entry.run_id, entry.attempt, entry.node_id),
     )
-    if updated.rowcount != 1:
-        raise LedgerError(
-            f"the ledger must have one line for {entry.node_id} of run {entry.run_id}, and changed "
-            f"{updated.rowcount}; heterps sweep sets a damaged ledger aside and rebuilds it from the tags"
-        )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from heterps_core.hardware import Market, Price
 from heterps_core.json_codec import from_json
-from heterps_core.plans.provisioning_plan import NodeRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +23,7 @@ class LaunchTerms(Price):
     region: str
     intended_at: datetime
     disk_usd_per_hour: float = 0.0
-    """Price of its room for rows of tables, besides its own."""
+    """Price of the disk space for rows of tables, in addition to the machine's own price."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,32 +95,21 @@ class EndReason(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerEntry(Price):
+class LedgerEntry(LaunchTerms):
     """One machine of one run, at the price that was frozen when its launch was intended."""
 
     run_id: str
-    attempt: int
-    """The run's attempt to launch its plan, counted from 1."""
-
     node_id: str
     """The machine's own id where it was written down from its tags alone."""
 
     provider: str
-    stage: int
-    device_type: str
     instance_type: str
-    market: Market
-    region: str
     state: EntryState
-    intended_at: datetime
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     provider_instance_id: str | None = None
     reason: str | None = None
     """An `EndReason`, or the provider's answer to a failed launch."""
-
-    disk_usd_per_hour: float = 0.0
-    """Price of its room for rows of tables, besides its own."""
 
     @property
     def is_open(self) -> bool:
@@ -140,42 +128,6 @@ class LedgerEntry(Price):
 
 
 _FIELDS = tuple(LedgerEntry.__dataclass_fields__)
-
-
-def entry_of_request(
-    run_id: str, provider: str, request: NodeRequest, *, at: datetime, attempt: int
-) -> LedgerEntry:
-    """Return the entry of a launch that is about to be tried."""
-    offer = request.offer
-    return LedgerEntry(
-        run_id=run_id,
-        attempt=attempt,
-        node_id=request.node_id,
-        provider=provider,
-        stage=request.stage,
-        device_type=request.device_type,
-        instance_type=offer.instance_type.name,
-        market=offer.market,
-        region=offer.region,
-        **offer.price,
-        state=EntryState.INTENDED,
-        intended_at=at,
-        disk_usd_per_hour=request.disk_usd_per_hour,
-    )
-
-
-def entry_of_instance(provider: str, instance: Instance, terms: LaunchTerms) -> LedgerEntry:
-    """Return the entry of a machine of which nothing is left but the machine itself."""
-    return LedgerEntry(
-        **asdict(terms),
-        run_id=instance.run_id,
-        node_id=instance.provider_instance_id,
-        provider=provider,
-        instance_type=instance.instance_type,
-        state=EntryState.LAUNCHED,
-        launched_at=instance.launched_at,
-        provider_instance_id=instance.provider_instance_id,
-    )
 
 
 def entry_of_row(row: tuple[object, ...]) -> LedgerEntry:

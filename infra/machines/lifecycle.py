@@ -23,7 +23,7 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.training.node.node_life import CLUSTER_TIMEOUT_S
 from heterps_core.training.storage.run_directory import LEASES, RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR, ratio
-from infra.billing.caps import NOTHING_SPENT, Caps, Spent, check_caps
+from infra.billing.caps import NOTHING_SPENT, Caps, Spent
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.base import Provider
@@ -70,13 +70,8 @@ def running_cluster(
     price_usd_per_hour = provider.billed_usd_per_hour(plan)
 
     def check() -> None:
-        before = spent()
-        check_caps(
-            price_usd_per_hour=price_usd_per_hour,
-            predicted_cost_usd=predicted_cost_usd,
-            failed_launches_usd=before.failed_launches_usd,
-            spent_this_month_usd=before.month_usd,
-            caps=caps,
+        caps.check(
+            price_usd_per_hour=price_usd_per_hour, predicted_cost_usd=predicted_cost_usd, spent=spent()
         )
 
     check()

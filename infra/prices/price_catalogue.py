@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, get_type_hints
 
 from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNameError
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
@@ -27,8 +27,6 @@ _OLD_AFTER = timedelta(days=7)
 """Older prices are warned of: on-demand prices change a few times a year, spot prices within days."""
 
 _HOURS_PER_DAY = 24
-
-_OfferKey: TypeAlias = tuple[str, str, str | None, Market, str]
 
 logger = logging.getLogger(__name__)
 
@@ -134,8 +132,10 @@ class PriceCatalogue:
 
     def __init__(self, files: Iterable[PriceFile] = (BUNDLED_SNAPSHOT,)) -> None:
         self.files = tuple(files)
-        self._offers: dict[_OfferKey, InstanceOffer] = {
-            _offer_key(offer): offer for file in self.files for offer in file.offers()
+        self._offers = {
+            (offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name): offer
+            for file in self.files
+            for offer in file.offers()
         }
 
     @property
@@ -168,11 +168,6 @@ class PriceCatalogue:
                 f"with {_REFRESH_COMMAND}"
             )
         return tuple(found)
-
-
-def _offer_key(offer: InstanceOffer) -> _OfferKey:
-    """Return the identity of an offer, whatever its price."""
-    return offer.cloud, offer.region, offer.zone, offer.market, offer.instance_type.name
 
 
 def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:

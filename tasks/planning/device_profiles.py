@@ -21,7 +21,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.verified_files import write_signed_json
 from heterps_core.units import BYTES_PER_GIB, MS_PER_S
 from infra.billing.bill import Bill
-from infra.billing.caps import Caps, check_caps
+from infra.billing.caps import Caps, Spent
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
 from infra.providers import get_provider, provider_of
@@ -93,12 +93,8 @@ def rented_for_measuring(
     """
     price_usd_per_hour = get_provider(provider).billed_usd_per_hour(plan)
     most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
-    check_caps(
-        price_usd_per_hour=price_usd_per_hour,
-        predicted_cost_usd=most_usd,
-        spent_this_month_usd=spent_this_month_usd,
-        caps=caps,
-    )
+    spent = Spent(month_usd=spent_this_month_usd)
+    caps.check(price_usd_per_hour=price_usd_per_hour, predicted_cost_usd=most_usd, spent=spent)
     request = without_dataset(profiled.planned_request)
     write_signed_json(run_directory, PROFILE_JOB, request.to_json())
     ledger = Ledger(workspace.ledger_path)

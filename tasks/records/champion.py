@@ -12,13 +12,13 @@ the files of a version are not those that were registered.
 
 from __future__ import annotations
 
-import fcntl
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
+
+from filelock import FileLock
 
 from heterps_core.errors import CheckpointError, ConfigurationError, UnknownNameError
 from infra.workspace import Workspace
@@ -274,13 +274,10 @@ def _mark_applied(workspace: Workspace, registered: RegisteredVersion, *, is_pro
     model_registry.tag_version(workspace, registered.version, tags)
 
 
-@contextmanager
-def champion_lock(workspace: Workspace) -> Iterator[None]:
-    """Keep other processes of this workspace from moving the alias; the lock ends with the process."""
+def champion_lock(workspace: Workspace) -> FileLock:
+    """Return the lock that keeps other processes of this workspace from moving the alias."""
     workspace.root.mkdir(parents=True, exist_ok=True)
-    with (workspace.root / "champion.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    return FileLock(workspace.root / "champion.lock")
 
 
 def _now() -> str:

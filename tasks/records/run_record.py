@@ -8,17 +8,17 @@ can be repeated: a figure keeps the time at which it was noted, and the run of a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from filelock import FileLock
 
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import EndStatus, Tag, TrackedRun
@@ -106,7 +106,8 @@ def deliver(workspace: Workspace, run_id: str) -> bool:
     folder = workspace.records_directory / run_id
     if not folder.exists():
         return True
-    with _delivery_lock(workspace):
+    # The run's own process and the sweeper would both create a search's run.
+    with FileLock(workspace.records_directory / "lock"):
         notes = _read(folder)
         if not notes:
             return True
@@ -215,11 +216,3 @@ def _has_end(notes: Sequence[Mapping[str, Any]]) -> bool:
 def _hours_since_end(notes: Sequence[Mapping[str, Any]]) -> float:
     ends_ms = [each["end"][1] for each in notes if "end" in each]
     return (time.time() - ends_ms[-1] / 1_000) / 3_600 if ends_ms else 0.0
-
-
-@contextmanager
-def _delivery_lock(workspace: Workspace) -> Iterator[None]:
-    """Keep the run's own process and the sweeper from delivering at once: both would create a search's run."""
-    with (workspace.records_directory / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
