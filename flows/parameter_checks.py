@@ -27,7 +27,7 @@ from infra.workspace import Workspace
 from tasks.clusters import check_provider
 from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
-from tasks.prices import price_files
+from tasks.prices import catalogue_of
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import check_markets, check_offers
 from tasks.records.run_files import saved_parameters
@@ -88,7 +88,7 @@ def check_parameters(asked: TrainParameters) -> None:
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     check_offers(
         in_markets(asked.device_types, markets),
-        catalogue=PriceCatalogue(price_files(workspace, listed=rented_from.price_file)),
+        catalogue=catalogue_of(workspace, asked.provider),
         region=asked.region,
     )
     asked.source.check(asked.day)

@@ -24,7 +24,6 @@ from flows.service.recovery import clean_up_after
 from flows.service.schedule import PROFILE_DEVICES
 from heterps_core.hardware import hardware_name
 from heterps_core.training.job import default_batch_size
-from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
@@ -38,9 +37,8 @@ from tasks.planning.device_profiles import (
     rented_for_measuring,
     with_costs,
 )
-from tasks.prices import price_files, refresh_before_renting
+from tasks.prices import offers_now
 from tasks.profiling import planned_job, profile_layers
-from tasks.provisioning import find_offers
 from tasks.records.mlflow_names import Kind
 from tasks.records.run_ids import new_run_id, utc_now
 from tasks.reports.bills import bill_text
@@ -101,10 +99,7 @@ def profile_devices(asked: ProfileParameters) -> str:
     )
     log_step("profile", profiled.summary)
 
-    refresh_before_renting(workspace, asked.provider, regions=[asked.region])
-    listed = get_provider(asked.provider).price_file
-    prices = PriceCatalogue(price_files(workspace, listed=listed))
-    offers = find_offers(device_types, catalogue=prices, region=asked.region)
+    offers, _ = offers_now(workspace, asked.provider, device_types, region=asked.region)
     for kept in profiled.measured.values():
         log_step(
             "measured", f"{kept.device_type} {kept}; counts until {kept.expires_at:%Y-%m-%d}, not rented"

@@ -13,10 +13,10 @@ from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile, newest_refreshed, write_refreshed
+from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
-from tasks.provisioning import Provisioning, within_caps
+from tasks.provisioning import Provisioning, find_offers, within_caps
 from tasks.steps import REPEATABLE, step
 
 _REFRESH_AFTER = timedelta(hours=6)
@@ -30,10 +30,20 @@ def _price_folder(workspace: Workspace) -> Path:
     return workspace.root / "prices"
 
 
-def price_files(workspace: Workspace, *, listed: PriceFile = BUNDLED_SNAPSHOT) -> tuple[PriceFile, ...]:
-    """Return the price files of a run, later ones first in rank: the provider's, and the newest refresh."""
-    newest = newest_refreshed(_price_folder(workspace))
-    return (listed,) if newest is None else (listed, newest)
+def catalogue_of(workspace: Workspace, provider: str) -> PriceCatalogue:
+    """Return the prices that plans for a provider use: its own file, and newer ones of the last refresh."""
+    listed, newest = get_provider(provider).price_file, newest_refreshed(_price_folder(workspace))
+    return PriceCatalogue((listed,) if newest is None else (listed, newest))
+
+
+def offers_now(
+    workspace: Workspace, provider: str, device_types: Sequence[str], *, region: str
+) -> tuple[tuple[InstanceOffer, ...], list[Path]]:
+    """Return the offers that carry device types, and the files of their prices, which may be refreshed before."""
+    _refresh_before_renting(workspace, provider, regions=[region])
+    catalogue = catalogue_of(workspace, provider)
+    offers = find_offers(device_types, catalogue=catalogue, region=region)
+    return offers, [file.path for file in catalogue.files]
 
 
 @step("refresh prices", **REPEATABLE)
@@ -75,7 +85,7 @@ def source_of(provider: str) -> type[LivePrices]:
     return sources[provider]
 
 
-def refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
+def _refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
     """Refresh prices if the newest refresh is older than `_REFRESH_AFTER`; a failure is logged and ignored.
 
     Where the provider has no prices to ask for, nothing is done.

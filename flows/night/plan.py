@@ -20,15 +20,13 @@ from heterps_core.planning.provisioning.offer_choice import offers_that_hold_wor
 from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
-from infra.prices.price_catalogue import PriceCatalogue
-from infra.providers import get_provider
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import search_with_wire_dtype
-from tasks.prices import price_files, refresh_before_renting
+from tasks.prices import offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
-from tasks.provisioning import Provisioning, check_lifetime, find_offers, provision
+from tasks.provisioning import Provisioning, check_lifetime, provision
 from tasks.publishing import publish_report
 from tasks.recording import record_plan
 from tasks.records.run_files import keep_explanation
@@ -93,19 +91,15 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         trained_with=asked.trained_with,
     )
     log_step("profile", profiled.summary)
-    refresh_before_renting(run.workspace, asked.provider, regions=[asked.region])
-    prices = PriceCatalogue(price_files(run.workspace, listed=get_provider(asked.provider).price_file))
+    offers, price_files = offers_now(run.workspace, asked.provider, device_types, region=asked.region)
+    host_bytes = host_bytes_of_worker(job.num_samples)
     search = _PlanSearch(
         run=run,
         job=job,
         deadline=deadline,
         device_types=device_types,
         profiled=profiled,
-        offers=offers_that_hold_workers(
-            device_types,
-            find_offers(device_types, catalogue=prices, region=asked.region),
-            host_bytes_of_worker=host_bytes_of_worker(job.num_samples),
-        ),
+        offers=offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes),
         learning=learn_from_runs(run.workspace, run_id=run.run_id),
         planning_time=PlanningTime(asked.max_planning_seconds or MAX_SECONDS),
     )
@@ -119,7 +113,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         provider=asked.provider,
         caps=asked.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
-        price_files=[file.path for file in prices.files],
+        price_files=price_files,
         state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
         disks=replica_disks(problem, chosen.evaluation),
     )

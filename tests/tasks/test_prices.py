@@ -7,15 +7,15 @@ import pytest
 from heterps_core.errors import BudgetExceededError, ProvisioningError
 from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
-from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, write_refreshed
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
     _price_folder,
-    price_files,
+    _refresh_before_renting,
+    catalogue_of,
     recheck_prices,
-    refresh_before_renting,
     refresh_prices_of,
 )
 from tasks.provisioning import Provisioning, find_offers
@@ -58,13 +58,13 @@ def answer(aws, *, on_demand_usd="0.09"):
 
 
 def test_the_bundled_prices_stand_alone_until_a_refresh_ranks_above_them(workspace, aws):
-    assert price_files(workspace) == (BUNDLED_SNAPSHOT,)
+    assert catalogue_of(workspace, "aws").files == (BUNDLED_SNAPSHOT,)
     answer(aws, on_demand_usd="0.07")
 
     refreshed, _ = refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
     assert refreshed.num_new == 3
-    catalogue = PriceCatalogue(price_files(workspace))
+    catalogue = catalogue_of(workspace, "aws")
     assert offer_named("c7i.large", catalogue).price_usd_per_hour == 0.07
     found = find_offers.fn(["cpu-c7i", "gpu-t4-spot"], catalogue=catalogue)
     assert {(str(o.market), o.zone) for o in found} == {("on-demand", None), ("spot", "us-east-1a")}
@@ -87,16 +87,16 @@ def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
 
 def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspace, aws):
     def newest_age_s():
-        offers = price_files(workspace)[-1].offers()
+        offers = catalogue_of(workspace, "aws").files[-1].offers()
         return min(offer.price_age(datetime.now(UTC)).total_seconds() for offer in offers)
 
     old = replace(offer(), price_as_of=(datetime.now(UTC) - timedelta(hours=7)).isoformat())
     write_refreshed(_price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
     answer(aws)
 
-    refresh_before_renting(workspace, "aws", regions=[REGION])
+    _refresh_before_renting(workspace, "aws", regions=[REGION])
     assert newest_age_s() < 60
-    refresh_before_renting(workspace, "aws", regions=[REGION])  # would find no more answers
+    _refresh_before_renting(workspace, "aws", regions=[REGION])  # would find no more answers
 
     assert len(list(_price_folder(workspace).iterdir())) == 2
 
@@ -109,7 +109,7 @@ def test_before_renting_a_refresh_that_fails_is_reported_and_borne(workspace, mo
     monkeypatch.setattr(prices_module, "refresh_prices_of", refresh_prices_of.fn)
 
     with caplog.at_level(logging.WARNING):
-        refresh_before_renting(workspace, "aws", regions=[REGION])
+        _refresh_before_renting(workspace, "aws", regions=[REGION])
 
     assert "no credentials" in caplog.text
 
