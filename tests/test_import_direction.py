@@ -50,7 +50,7 @@ ONLY_IMPORTERS = {
         "tasks/records/mlflow_names.py",
         "tasks/records/run_record.py",
     },
-    "boto3": {"infra/providers/aws/clients.py", "infra/providers/aws/prices.py"},
+    "boto3": {"infra/providers/aws/errors.py", "infra/providers/aws/prices.py"},
 }
 LIGHT = [
     "heterps_core",

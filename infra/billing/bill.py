@@ -19,7 +19,7 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.prices.service_charges import ServiceLine, service_lines
-from infra.prices.spot_charges import HOUR, SpotHistory
+from infra.prices.spot_charges import SpotHistory, is_free
 from infra.providers.base import Provider
 
 _STILL_RUNNING = "still running"
@@ -150,8 +150,8 @@ def _charge_of(
         ended_because = _NOT_LAUNCHED
     usd = seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour
     if entry.launched_at is not None and entry.market is Market.SPOT:
-        lived = (entry.ended_at or now) - entry.launched_at
-        if entry.reason == EndReason.PREEMPTED and lived < HOUR:
+        is_preempted = entry.reason == EndReason.PREEMPTED
+        if is_free(is_preempted=is_preempted, launched_at=entry.launched_at, ended_at=entry.ended_at or now):
             seconds, usd, ended_because = 0.0, 0.0, FREE
         elif history is not None:
             usd, source = history.usd(launched_at=entry.launched_at, seconds=seconds), history.source

@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from heterps_core.hardware import AWS, DeviceKind, InstanceOffer, Market
 from heterps_core.units import SECONDS_PER_HOUR
 
-HOUR = timedelta(hours=1)
+_HOUR = timedelta(hours=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,14 @@ class SpotHistory:
         return sum(
             min(SECONDS_PER_HOUR, seconds - hour * SECONDS_PER_HOUR)
             / SECONDS_PER_HOUR
-            * self.prices_usd_per_hour[max(bisect_right(self.times, launched_at + hour * HOUR) - 1, 0)]
+            * self.prices_usd_per_hour[max(bisect_right(self.times, launched_at + hour * _HOUR) - 1, 0)]
             for hour in range(math.ceil(seconds / SECONDS_PER_HOUR))
         )
+
+
+def is_free(*, is_preempted: bool, launched_at: datetime, ended_at: datetime) -> bool:
+    """Return whether a machine is not charged, as the cloud preempted it within its first hour."""
+    return is_preempted and ended_at - launched_at < _HOUR
 
 
 _TRACES = "skypilot-org/spot-traces, preemption/, 2023"
