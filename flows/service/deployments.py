@@ -8,14 +8,23 @@ deployments of prefect.yaml, `python -m flows.service.deployments --set-up-only`
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from threading import Thread
 from typing import Any
 
-from prefect import serve
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
 from prefect.flows import Flow
+from prefect.runner import Runner
 from prefect.schedules import Cron, Interval
 from prefect.settings import PREFECT_API_URL
 from prefect.types.entrypoint import EntrypointType
@@ -30,6 +39,7 @@ from flows.service.kept_settings import register
 from flows.service.prefect_connection import wait_for_server
 from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
+    DEPLOYMENTS,
     NIGHTLY_CRON,
     NIGHTLY_VARIABLE,
     SWEEP_INTERVAL_S,
@@ -41,8 +51,13 @@ from flows.train_ctr import train_ctr
 from heterps_core.errors import HeterpsError
 from infra.workspace import Workspace
 
+RESTORE_S = 10.0
+"""How often the serving process looks whether its deployments are still there."""
+
 # A sweep that hangs must not pile up; runs that train keep one another out (tasks/running/live_fleet.py).
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+
+logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,13 +76,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         install_crash_automations()
         recover(is_alone=not options.set_up_only)
         if not options.set_up_only:
-            served = deployments()
-            register(served, record=Workspace.locate().deployments_path)
-            serve(*served, pause_on_shutdown=False, print_starting_message=False)
+            _serve(Workspace.locate())
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
+
+
+def _serve(workspace: Workspace) -> None:
+    """Register the deployments and run what they are asked for."""
+    logging.getLogger("prefect.flow_runs").addFilter(_in_one_line)
+    runner = Runner(pause_on_shutdown=False)
+    served = deployments()
+    register(served, record=workspace.deployments_path)
+    for each in served:
+        runner.add_deployment(each)
+    Thread(target=_keep_restoring, args=(runner, workspace), daemon=True).start()
+    with suppress(KeyboardInterrupt, TerminationSignal):
+        asyncio.run(runner.start())
+
+
+def _keep_restoring(runner: Runner, workspace: Workspace) -> None:
+    while True:
+        time.sleep(RESTORE_S)
+        # The server may be down for a while.
+        with suppress(httpx.HTTPError, PrefectException):
+            restore_deleted(runner, workspace)
+
+
+def restore_deleted(runner: Runner, workspace: Workspace) -> None:
+    """Register again what is deleted in Prefect while it is served, as no night and no sweep would run any more."""
+    named = DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS)))
+    with get_client(sync_client=True) as client:
+        present = {each.name for each in client.read_deployments(deployment_filter=named)}
+    for each in deployments() if present != {*DEPLOYMENTS} else ():
+        if each.name not in present:
+            register([each], record=workspace.deployments_path)
+            runner.add_deployment(each)
+            logger.warning(
+                "%s was deleted in Prefect and is registered again with the settings of the code; pause it there, or "
+                "its schedule, where it must not run",
+                each.name,
+            )
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    """Say in place of Prefect's traceback why it cannot clean up after a run; let all lines pass."""
+    if record.exc_info and isinstance(record.exc_info[1], ObjectNotFound):
+        record.msg = (
+            "flow run %s: its deployment was deleted in Prefect, so sweep-orphans ends its machines, at the latest "
+            "after their lease"
+        )
+        record.exc_info = None
+    return True
 
 
 def deployments() -> tuple[RunnerDeployment, ...]:

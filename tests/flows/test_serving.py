@@ -168,6 +168,53 @@ def test_a_service_that_dies_is_started_again(service):
     assert service.flow_runs("train-ctr")
 
 
+@pytest.mark.weekly
+def test_deployments_that_are_deleted_during_a_run_come_back_and_sweep_what_it_left(service, clicks):
+    service.command(
+        *(
+            "deployment",
+            "run",
+            "train-ctr",
+            "--param",
+            f"data={json.dumps(str(clicks))}",
+            "--param",
+            "epochs=500",
+        ),
+        *("--param", "batch_size=256", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
+    )
+    before = set(service.workspace.runs_directory.iterdir())
+    [progress] = wait_for(
+        lambda: [
+            path
+            for path in service.workspace.runs_directory.glob("*/progress.json")
+            if path.parent not in before
+        ],
+        timeout_s=120,
+        what="the first training step",
+    )
+    run_id = progress.parent.name
+    assert service.nodes_of(run_id)
+
+    for name in ("train-ctr", "sweep-orphans"):
+        service.command("--no-prompt", "deployment", "delete", f"{name}/{name}")
+    [flow] = [each for each in service.processes() if each.cmdline()[1:3] == ["-m", "prefect.engine"]]
+    flow.kill()
+    wait_for(
+        lambda: service.serving_log().count("was deleted in Prefect and is registered again") == 2,
+        timeout_s=60,
+        what="both deployments",
+    )
+    service.command("deployment", "run", "sweep-orphans", "--watch", "--watch-interval", "1")
+
+    assert service.nodes_of(run_id) == []
+    assert service.training_record(run_id).info.status in ("KILLED", "FAILED")
+    assert (
+        "its deployment was deleted in Prefect, so sweep-orphans ends its machines" in service.serving_log()
+    )
+    assert "Traceback" not in service.serving_log()
+    assert [run for run in service.flow_runs("train-ctr") if run["state_type"] == "SCHEDULED"]
+
+
 def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
     completed = next(run for run in service.flow_runs("train-ctr") if run["state_type"] == "COMPLETED")
 
