@@ -16,19 +16,7 @@ from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
-from heterps_core.training.job import (
-    CHAMPION,
-    DENSE_OPTIMIZERS,
-    EMBEDDING_OPTIMIZERS,
-    PRECISIONS,
-    SCRATCH,
-    STOP,
-    TELL,
-    TRAIN,
-    UPDATE_MODES,
-    WIRE_DTYPES,
-    TrainingConfig,
-)
+from heterps_core.training import job
 from infra.billing.caps import Caps
 from infra.providers import PROVIDERS
 from infra.providers.base import REGION
@@ -43,7 +31,7 @@ LARGEST_SEED = 2**32 - 1
 
 DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
 GATES = PromotionGates()
-ENGINE: dict[str, Any] = {field.name: field.default for field in fields(TrainingConfig)}
+ENGINE: dict[str, Any] = {field.name: field.default for field in fields(job.TrainingConfig)}
 
 
 def of_unit(unit: str, **bounds: float) -> Any:
@@ -122,23 +110,25 @@ class _ModelParameters(SourceParameters):
     model_settings: dict[str, bool | int | float | list[int]] = Field({})
     """Other parameters of the function that builds the model, such as {"dropout": 0.2, "cross_layers": 2}."""
 
-    dense_optimizer: Annotated[str, OneOf("dense optimizer", DENSE_OPTIMIZERS)] = ENGINE["dense_optimizer"]
+    dense_optimizer: Annotated[str, OneOf("dense optimizer", job.DENSE_OPTIMIZERS)] = ENGINE[
+        "dense_optimizer"
+    ]
     """Optimizer of the dense layers: adam or sgd."""
 
-    embedding_optimizer: Annotated[str, OneOf("embedding optimizer", EMBEDDING_OPTIMIZERS)] = ENGINE[
+    embedding_optimizer: Annotated[str, OneOf("embedding optimizer", job.EMBEDDING_OPTIMIZERS)] = ENGINE[
         "embedding_optimizer"
     ]
     """Optimizer of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
 
-    precision: Annotated[str, OneOf("precision", PRECISIONS)] = ENGINE["precision"]
+    precision: Annotated[str, OneOf("precision", job.PRECISIONS)] = ENGINE["precision"]
     """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
 
-    wire_dtype: Annotated[str, OneOf("wire dtype", WIRE_DTYPES)] | None = None
+    wire_dtype: Annotated[str, OneOf("wire dtype", job.WIRE_DTYPES)] | None = None
     """Number format in which activations and gradients cross between stages, and table rows and theirs between
     machines: float32; or bfloat16, for half the bytes. Empty for bfloat16
     where a link of the plan has less than 10 Gbit/s and the plan costs less with it, else float32."""
 
-    update_mode: Annotated[str, OneOf("update mode", UPDATE_MODES)] | None = None
+    update_mode: Annotated[str, OneOf("update mode", job.UPDATE_MODES)] | None = None
     """When the gradients of a batch are applied: sync, before the next one begins, for which a pipeline drains in
     each step; or delayed, two batches later, so that nothing waits. Empty for delayed from 1,000 steps on."""
 
@@ -162,10 +152,10 @@ class TrainedParameters(_ModelParameters):
     """Day to train on, YYYY-MM-DD, judged on the one after it; empty for the latest whose next day is there too. Only
     for data that is cut into days."""
 
-    late_rows: Annotated[str, OneOf("use of late rows", (TELL, TRAIN))] = TELL
+    late_rows: Annotated[str, OneOf("use of late rows", (job.TELL, job.TRAIN))] = job.TELL
     """What is done with files that a day has got since it was trained on: tell, or train them with this day."""
 
-    start_from: Annotated[str, OneOf("start", (CHAMPION, SCRATCH))] = CHAMPION
+    start_from: Annotated[str, OneOf("start", (job.CHAMPION, job.SCRATCH))] = job.CHAMPION
     """What a day begins with: champion goes on with its weights, scratch draws new ones."""
 
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
@@ -271,7 +261,7 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
     again: bool = False
     """Train a day once more that has been trained on with the same data and model."""
 
-    data_checks: Annotated[str, OneOf("use of data checks", (TELL, STOP))] = TELL
+    data_checks: Annotated[str, OneOf("use of data checks", (job.TELL, job.STOP))] = job.TELL
     """What is done where the day to be judged on looks otherwise than the one to train on (share of clicks, missing
     and new values, distributions): tell, or stop before anything is launched."""
 

@@ -28,15 +28,7 @@ from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
 from tasks.data import prepare_data
-from tasks.planning.device_profiles import (
-    check_all_measured,
-    keep_profiles,
-    measure_device_types,
-    measuring_plan,
-    record_profiling,
-    rented_for_measuring,
-    with_costs,
-)
+from tasks.planning import device_profiles
 from tasks.prices import offers_now
 from tasks.profiling import planned_job, profile_layers
 from tasks.records.mlflow_names import Kind
@@ -110,24 +102,26 @@ def profile_devices(asked: ProfileParameters) -> str:
         return run_id
 
     run_directory = directory_of_run(workspace, asked.provider, run_id)
-    with rented_for_measuring(
+    with device_profiles.rented_for_measuring(
         workspace,
         asked.provider,
-        measuring_plan(rented, offers, profiled.graph),
+        device_profiles.measuring_plan(rented, offers, profiled.graph),
         profiled,
         run_id=run_id,
         run_directory=run_directory,
         caps=asked.caps,
         spent_this_month_usd=spent_this_month_usd(workspace, asked.provider),
     ) as cluster:
-        results = measure_device_types(run_directory, cluster)
+        results = device_profiles.measure_device_types(run_directory, cluster)
     workspace.forget_run_key(run_id)
-    devices = with_costs(results, cluster, bills_of_run(workspace, asked.provider, run_id), run_id=run_id)
-    for line in keep_profiles(workspace, profiled, devices):
+    devices = device_profiles.with_costs(
+        results, cluster, bills_of_run(workspace, asked.provider, run_id), run_id=run_id
+    )
+    for line in device_profiles.keep_profiles(workspace, profiled, devices):
         log_step("measured", line)
-    record_profiling(workspace, tracked, devices)
+    device_profiles.record_profiling(workspace, tracked, devices)
     for bill in devices.bills:
         log_block(bill_text(bill))
-    check_all_measured(devices)
+    device_profiles.check_all_measured(devices)
     close_run(workspace, tracked, status="FINISHED", reason="completed")
     return run_id

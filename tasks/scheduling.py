@@ -13,14 +13,7 @@ from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
-from heterps_core.planning.provisioning.offer_choice import (
-    instance_sizes,
-    interruptions_per_unit,
-    offers_in_zone,
-    on_demand_sizes,
-    unit_prices,
-    zones_of,
-)
+from heterps_core.planning.provisioning import offer_choice
 from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
@@ -76,14 +69,14 @@ def make_problem(
         InfeasiblePlanError: A zone has no plan.
     """
     for name in device_types:
-        instance_sizes(name, offers)
+        offer_choice.instance_sizes(name, offers)
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
     )
     problems = []
-    for zone in zones_of(offers):
-        in_zone = offers_in_zone(offers, zone)
+    for zone in offer_choice.zones_of(offers):
+        in_zone = offer_choice.offers_in_zone(offers, zone)
         units = _units(profiled, job, in_zone, device_types, wire_dtype=wire_dtype)
         in_memory = build_problem(
             profiled.planned_graph,
@@ -123,16 +116,16 @@ def _units(
     wire_dtype: str,
 ) -> dict[str, UnitType]:
     """Return the device types that are sold in a zone as units of a planning problem."""
-    graph, prices = profiled.planned_graph, unit_prices(offers)
+    graph, prices = profiled.planned_graph, offer_choice.unit_prices(offers)
     return {
         name: unit_type(
             graph,
             profiled.profiles[name],
             get_device_type(name),
             batch_size=job.batch_size,
-            instances=instance_sizes(name, offers),
-            on_demand_instances=on_demand_sizes(name, offers),
-            interruptions_per_hour=interruptions_per_unit(name, offers),
+            instances=offer_choice.instance_sizes(name, offers),
+            on_demand_instances=offer_choice.on_demand_sizes(name, offers),
+            interruptions_per_hour=offer_choice.interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name],
             max_units=MAX_UNITS,
             step_model=StepModel.TRAINER,

@@ -20,6 +20,7 @@ from heterps_core.planning.provisioning.offer_choice import offers_that_hold_wor
 from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
+from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
@@ -36,16 +37,6 @@ from tasks.reports.tables import cuts_table
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
 from tasks.running.run_lifecycle import close_run
-from tasks.scheduling import (
-    Searches,
-    explain_choice,
-    make_problem,
-    predict_dry_run_here,
-    search_chosen,
-    search_in_time,
-    simulate_choice,
-    with_compared,
-)
 from tasks.training import training_config
 
 
@@ -63,7 +54,7 @@ class NightPlan:
 
 def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
     """Return a report with the plans of the other search methods, which takes seconds."""
-    searches = with_compared(
+    searches = scheduling.with_compared(
         report.searches, report.problem, budget_evaluations=run.asked.budget_evaluations, seed=run.asked.seed
     )
     return replace(report, searches=searches)
@@ -179,13 +170,13 @@ class _PlanSearch:
     learning: Calibration
     planning_time: PlanningTime
 
-    def with_wire_dtype(self, wire_dtype: str) -> tuple[SchedulingProblem, Searches]:
+    def with_wire_dtype(self, wire_dtype: str) -> tuple[SchedulingProblem, scheduling.Searches]:
         """Search a plan in time whose workers send in a number format."""
         asked = self.run.asked
         steady_types = in_markets(asked.device_types, [Market.ON_DEMAND])
         steady_types = [name for name in steady_types if name in self.device_types]
         has_both = self.deadline is not None and {*asked.markets} == {*Market} and bool(steady_types)
-        return search_in_time(
+        return scheduling.search_in_time(
             self._problem(self.device_types, wire_dtype),
             self._problem(steady_types, wire_dtype) if has_both else None,
             self.deadline,
@@ -196,7 +187,7 @@ class _PlanSearch:
     def _problem(self, device_types: Sequence[str], wire_dtype: str) -> SchedulingProblem:
         asked = self.run.asked
         return self.learning.corrected(
-            make_problem(
+            scheduling.make_problem(
                 self.profiled,
                 self.offers,
                 self.job,
@@ -213,9 +204,9 @@ class _PlanSearch:
             )
         )
 
-    def _search(self, problem: SchedulingProblem) -> Searches:
+    def _search(self, problem: SchedulingProblem) -> scheduling.Searches:
         asked = self.run.asked
-        return search_chosen(
+        return scheduling.search_chosen(
             problem,
             scheduler=asked.scheduler,
             budget_evaluations=asked.budget_evaluations,
@@ -224,7 +215,7 @@ class _PlanSearch:
             max_seconds=self.planning_time.share(1 if self.deadline is None else 2),
         )
 
-    def log_found(self, problem: SchedulingProblem, searches: Searches) -> None:
+    def log_found(self, problem: SchedulingProblem, searches: scheduling.Searches) -> None:
         """Log the plan that was found, and check that its machines live long enough."""
         asked = self.run.asked
         log_step("calibrated", self.learning.summary(problem))
@@ -241,7 +232,7 @@ class _PlanSearch:
     def report(
         self,
         problem: SchedulingProblem,
-        searches: Searches,
+        searches: scheduling.Searches,
         provisioning: Provisioning,
         config: TrainingConfig,
     ) -> PlanReport:
@@ -250,7 +241,7 @@ class _PlanSearch:
         dataset = run.dataset
         prediction, correction = None, Correction()
         if run.is_dry_run:
-            prediction = predict_dry_run_here(profiled, provisioning.launch_stages, config)
+            prediction = scheduling.predict_dry_run_here(profiled, provisioning.launch_stages, config)
             hardware = profiled.local_profile.hardware_fingerprint
             correction = self.learning.correction(hardware, model=problem.model)
         return PlanReport(
@@ -262,8 +253,8 @@ class _PlanSearch:
             problem=problem,
             searches=searches,
             scheduler=run.asked.scheduler,
-            explanation=explain_choice(problem, chosen),
-            simulation=simulate_choice(problem, chosen),
+            explanation=scheduling.explain_choice(problem, chosen),
+            simulation=scheduling.simulate_choice(problem, chosen),
             provisioning=provisioning,
             tracked=run.tracked,
             config=config,

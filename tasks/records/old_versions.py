@@ -11,17 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from infra.workspace import Workspace
-from tasks.records import model_registry
+from tasks.records import mlflow_store, model_registry
 from tasks.records.champion import champion_lock, champions_by_day, decision_of
 from tasks.records.mlflow_names import CHAMPION_ALIAS, REGISTERED_MODEL, Kind, Tag
-from tasks.records.mlflow_store import (
-    answering_client,
-    delete_stored,
-    first_line,
-    local_path,
-    search_runs,
-    stored_bytes,
-)
 from tasks.records.model_registry import RegisteredVersion
 from tasks.running.tidying import Tidied
 
@@ -43,7 +35,7 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
     removed: dict[str, int] = {}
     kept: dict[str, str] = {}
     problems: list[str] = []
-    with champion_lock(workspace), answering_client(workspace) as client:
+    with champion_lock(workspace), mlflow_store.answering_client(workspace) as client:
         versions = model_registry.registered_versions(workspace)
         needed = _needed(workspace, versions, registered_before)
         # A run that was resumed may have registered its model twice, in one folder.
@@ -57,14 +49,14 @@ def tidy_versions(workspace: Workspace, *, registered_before: datetime, is_trial
                 continue
             has_files = registered.mlflow_run_id not in needed_runs
             try:
-                num_bytes = stored_bytes(workspace, uri) if has_files else 0
+                num_bytes = mlflow_store.stored_bytes(workspace, uri) if has_files else 0
                 if has_files and not is_trial:
-                    delete_stored(workspace, uri)
+                    mlflow_store.delete_stored(workspace, uri)
                 if not is_trial:
                     client.delete_model_version(REGISTERED_MODEL, name)
             except Exception as problem:
                 # A store may raise any error; the other versions are tidied all the same.
-                problems.append(f"version {name}: {first_line(problem)}")
+                problems.append(f"version {name}: {mlflow_store.first_line(problem)}")
                 continue
             removed[name] = num_bytes
     return Tidied(kind=kind, removed=removed, kept=kept, problems=problems)
@@ -93,8 +85,8 @@ def _needed(
         called = sorted(alias for alias in aliases if aliases[alias] == name)
         whys[name] = f"is called {' and '.join(called)}"
     condition = f"attributes.status = 'RUNNING' AND tags.`{Tag.KIND}` = '{Kind.TRAINING}'"
-    with answering_client(workspace) as client:
-        running = search_runs(client, condition)
+    with mlflow_store.answering_client(workspace) as client:
+        running = mlflow_store.search_runs(client, condition)
     for run in running:
         if Tag.START in run.data.tags:
             whys.setdefault(run.data.tags[Tag.START], "a run that is under way began with it")
@@ -151,7 +143,7 @@ def _time_of(registered: RegisteredVersion, tag: str) -> datetime | None:
 
 
 def _why_not_ours(workspace: Workspace, uri: str) -> str | None:
-    path = local_path(uri)
+    path = mlflow_store.local_path(uri)
     if path is None or path.resolve().is_relative_to(workspace.root.resolve()):
         return None
     return f"its files are not in this workspace: {path.parent}"

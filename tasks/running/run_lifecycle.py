@@ -15,16 +15,8 @@ import psutil
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of
+from tasks.records import mlflow_store
 from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, EndStatus, Kind, Tag, TrackedRun
-from tasks.records.mlflow_store import (
-    answering_client,
-    client_of,
-    experiment_id,
-    has_records,
-    runs_of,
-    search_runs,
-    store_must_answer,
-)
 from tasks.records.mlflow_views import experiment_tags
 from tasks.records.run_files import PARAMETERS_FILE
 from tasks.records.run_ids import find_run_id
@@ -52,15 +44,15 @@ def open_run(
         Tag.RUN_ID: run_id,
         Tag.KIND: kind,
     }
-    with answering_client(workspace) as client:
-        experiment = experiment_id(
+    with mlflow_store.answering_client(workspace) as client:
+        experiment = mlflow_store.experiment_id(
             client, workspace, COMPARISON_EXPERIMENT if kind == Kind.COMPARISON else EXPERIMENT
         )
         if kind == Kind.TRAINING:
             for tag, text in experiment_tags().items():
                 client.set_experiment_tag(experiment, tag, text)
         deliver(workspace, run_id)
-        for earlier in runs_of(client, run_id, kind):
+        for earlier in mlflow_store.runs_of(client, run_id, kind):
             client.update_run(earlier.info.run_id, status="RUNNING")
             for tag, text in notes.items():
                 client.set_tag(earlier.info.run_id, tag, text)
@@ -95,10 +87,10 @@ def close_dead_run(
     else:
         note_metrics(workspace, noted, metrics or {})
         close_run(workspace, noted, status=status, reason=reason)
-    if not has_records(workspace):
+    if not mlflow_store.has_records(workspace):
         return 0
-    client = client_of(workspace)
-    open_runs = [run for run in runs_of(client, run_id) if run.info.status == "RUNNING"]
+    client = mlflow_store.client_of(workspace)
+    open_runs = [run for run in mlflow_store.runs_of(client, run_id) if run.info.status == "RUNNING"]
     for run in open_runs:
         if run.data.tags.get(Tag.KIND) == Kind.TRAINING:
             note_metrics(workspace, TrackedRun.of(run), metrics or {})
@@ -111,13 +103,15 @@ def close_dead_run(
 
 def runs_without_process(workspace: Workspace) -> list[str]:
     """Return the ids of flow runs that MLflow calls running, but whose process on this host is gone."""
-    if not has_records(workspace):
+    if not mlflow_store.has_records(workspace):
         return []
-    client = client_of(workspace)
+    client = mlflow_store.client_of(workspace)
     running = [
         run
         for kind in (Kind.TRAINING, Kind.PROFILING, Kind.COMPARISON)
-        for run in search_runs(client, f"attributes.status = 'RUNNING' AND tags.`{Tag.KIND}` = '{kind}'")
+        for run in mlflow_store.search_runs(
+            client, f"attributes.status = 'RUNNING' AND tags.`{Tag.KIND}` = '{kind}'"
+        )
     ]
     return sorted({run.data.tags[Tag.RUN_ID] for run in running if process_is_gone(run.data.tags)})
 
@@ -147,7 +141,7 @@ def clean_up_run(
         return
     ended = end_machines_of(workspace, run_id)
     try:
-        with store_must_answer(workspace):
+        with mlflow_store.store_must_answer(workspace):
             closed = close_dead_run(
                 workspace,
                 run_id,

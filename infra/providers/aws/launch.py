@@ -17,25 +17,10 @@ from heterps_core.hardware import AWS
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
+from infra.providers.aws import node_role, queries
 from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
-from infra.providers.aws.node_role import (
-    BOUNDARY_VARIABLE,
-    is_in_s3,
-    make_node_role,
-    node_policy,
-    role_name,
-    roles_path,
-)
-from infra.providers.aws.queries import (
-    Network,
-    describe_when_known,
-    find_image,
-    find_network,
-    is_ended,
-    renew_lease_tags,
-)
 from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
 from infra.workspace import run_of_launch
@@ -82,7 +67,7 @@ class MachineSettings:
         return cls(
             image_id=variables.get("HETERPS_AWS_IMAGE") or None,
             subnet_id=variables.get("HETERPS_AWS_SUBNET") or None,
-            node_boundary=variables.get(BOUNDARY_VARIABLE) or None,
+            node_boundary=variables.get(node_role.BOUNDARY_VARIABLE) or None,
             key_name=variables.get("HETERPS_AWS_KEY") or None,
             workspace=variables.get("HETERPS_AWS_WORKSPACE") or cls().workspace,
         )
@@ -175,9 +160,9 @@ class RunLaunch:
         return nodes
 
     @cached_property
-    def _network(self) -> Network:
+    def _network(self) -> queries.Network:
         with explained("find a network"):
-            return find_network(self.client, self.machines.subnet_id)
+            return queries.find_network(self.client, self.machines.subnet_id)
 
     def _prepare(self, number: int) -> None:
         """Make security group, role and template, or use those of an earlier try."""
@@ -187,7 +172,7 @@ class RunLaunch:
         # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
         group_name = self.machines.name_for(run_of_launch(self.run_id))
         with explained("find the machine image"):
-            image = find_image(self.client, self.machines.image_id)
+            image = queries.find_image(self.client, self.machines.image_id)
         network = self._network
         with explained("make the security group"):
             group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
@@ -211,13 +196,13 @@ class RunLaunch:
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
         boundary = self.machines.node_boundary
-        if self.iam is None or boundary is None or not is_in_s3(self.bootstrap.run_directory):
+        if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_directory):
             return None
-        path = roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
-        name = role_name(path, attempt=number)
+        path = node_role.roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
+        name = node_role.role_name(path, attempt=number)
         with explained("make the role of the nodes"):
-            policy = node_policy(self.bootstrap.run_directory, self.bootstrap.data_folders)
-            make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
+            policy = node_role.node_policy(self.bootstrap.run_directory, self.bootstrap.data_folders)
+            node_role.make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
         return name
 
     def _launch(
@@ -237,9 +222,9 @@ class RunLaunch:
             quotas = quotas_of(group.offers)
             raise QuotaExceededError(f"{problem}; quota: {' or '.join(quotas)}", quotas=quotas) from problem
         with explained(f"look at {group}"):
-            instances = describe_when_known(self.client, instance_ids)
+            instances = queries.describe_when_known(self.client, instance_ids)
             if self._has_old_lease:
-                renew_lease_tags(self.client, instance_ids, until=self.lease_until)
+                queries.renew_lease_tags(self.client, instance_ids, until=self.lease_until)
         return instances
 
     def _request(
@@ -267,7 +252,7 @@ class RunLaunch:
         return instance_ids, problem
 
     def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:
-        over = [instance["InstanceId"] for instance in members if is_ended(instance)]
+        over = [instance["InstanceId"] for instance in members if queries.is_ended(instance)]
         if over or len(members) != len(group.requests):
             raise ProvisioningError(
                 f"a run id stands for one launch, and of {group} of run {self.run_id} "

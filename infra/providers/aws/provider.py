@@ -23,28 +23,13 @@ from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory
+from infra.providers.aws import node_role, queries
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.errors import aws_client, explained
 from infra.providers.aws.fleet import asks_less, fleet_groups
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers
-from infra.providers.aws.node_role import (
-    NodeRole,
-    check_boundary,
-    delete_node_role,
-    is_in_s3,
-    node_policy,
-    own_node_roles,
-    roles_path,
-)
 from infra.providers.aws.prices import AwsPrices, prices_of_machines
-from infra.providers.aws.queries import (
-    Ec2Clock,
-    live_instances,
-    remembered_instances,
-    renew_lease_tags,
-    terminate_all,
-)
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider
 from infra.workspace import Workspace, check_run_id, has_run_store
@@ -91,7 +76,7 @@ class AwsEc2Provider(Provider):
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
         # Hears the time with each answer from here on.
-        self._clock = Ec2Clock(client)
+        self._clock = queries.Ec2Clock(client)
 
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
@@ -107,7 +92,7 @@ class AwsEc2Provider(Provider):
         """Return EC2's time; see `Provider.now`."""
         if not self._clock.is_set:
             with explained("look for instances"):
-                live_instances(self.client, self.machines.workspace, "none")
+                queries.live_instances(self.client, self.machines.workspace, "none")
         return self._clock.now()
 
     def looks_after(self, entry: LedgerEntry) -> bool:
@@ -120,9 +105,9 @@ class AwsEc2Provider(Provider):
 
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
-        if self.iam is not None and is_in_s3(location):
-            check_boundary(self.machines.node_boundary)
-            node_policy(location)
+        if self.iam is not None and node_role.is_in_s3(location):
+            node_role.check_boundary(self.machines.node_boundary)
+            node_role.node_policy(location)
 
     def launch(
         self,
@@ -139,7 +124,7 @@ class AwsEc2Provider(Provider):
         self._check_regions(requests)
         self.check_run_directory(bootstrap.run_directory)
         with explained("prepare the launch"):
-            there = live_instances(self.client, self.machines.workspace, run_id)
+            there = queries.live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(
             client=self.client,
             iam=self.iam,
@@ -198,16 +183,18 @@ class AwsEc2Provider(Provider):
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the lease tags of a run; see `Provider.renew_lease`."""
         with explained("renew the lease"):
-            instances = live_instances(self.client, self.machines.workspace, run_id)
-            renew_lease_tags(self.client, [instance["InstanceId"] for instance in instances], until=until)
+            instances = queries.live_instances(self.client, self.machines.workspace, run_id)
+            queries.renew_lease_tags(
+                self.client, [instance["InstanceId"] for instance in instances], until=until
+            )
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
         """Terminate instances with the run's tag, delete its template and its role; see `Provider.terminate`."""
         check_run_id(run_id)
         with explained("find the instances to terminate"):
-            tagged = live_instances(self.client, self.machines.workspace, run_id)
+            tagged = queries.live_instances(self.client, self.machines.workspace, run_id)
         known = [*(instance["InstanceId"] for instance in tagged), *self._launched.get(run_id, [])]
-        ended, problems = terminate_all(self.client, list(dict.fromkeys(known)))
+        ended, problems = queries.terminate_all(self.client, list(dict.fromkeys(known)))
         if problems:
             raise ProvisioningError("; ".join(problems))
         # Emptied, not dropped: a launch that goes on elsewhere adds to this very list.
@@ -219,7 +206,7 @@ class AwsEc2Provider(Provider):
         try:
             with explained("delete the role of the nodes"):
                 for role in self._node_roles(run_id):
-                    delete_node_role(self.iam, role)
+                    node_role.delete_node_role(self.iam, role)
         except ProvisioningError as problem:
             # Machines have ended: what costs nothing must not keep their end out of the ledger.
             logger.warning("run %s: the role of its nodes stays to the next sweep: %s", run_id, problem)
@@ -227,20 +214,20 @@ class AwsEc2Provider(Provider):
 
     def terminate_instance(self, instance: Instance) -> None:
         """Terminate one instance; see `Provider.terminate_instance`."""
-        _, problems = terminate_all(self.client, [instance.provider_instance_id])
+        _, problems = queries.terminate_all(self.client, [instance.provider_instance_id])
         if problems:
             raise ProvisioningError("; ".join(problems))
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return instances by tag and state; see `Provider.list_instances`."""
         with explained("list the instances"):
-            return self._read(live_instances(self.client, self.machines.workspace, run_id))
+            return self._read(queries.live_instances(self.client, self.machines.workspace, run_id))
 
     def remembered_instances(self, provider_instance_ids: Collection[str]) -> tuple[Instance, ...]:
         """Return instances by tag or id in every state; see `Provider.remembered_instances`."""
         with explained("look for instances"):
             return self._read(
-                remembered_instances(self.client, self.machines.workspace, provider_instance_ids)
+                queries.remembered_instances(self.client, self.machines.workspace, provider_instance_ids)
             )
 
     def spot_prices(self, entries: Collection[LedgerEntry]) -> dict[str, SpotHistory]:
@@ -261,9 +248,9 @@ class AwsEc2Provider(Provider):
                 made_before=now - timedelta(seconds=self.lease_s),
             )
 
-    def _node_roles(self, run_id: str | None = None) -> list[NodeRole]:
-        path = roles_path(self.machines.workspace, self.client.meta.region_name, run_id)
-        return [] if self.iam is None else own_node_roles(self.iam, path)
+    def _node_roles(self, run_id: str | None = None) -> list[node_role.NodeRole]:
+        path = node_role.roles_path(self.machines.workspace, self.client.meta.region_name, run_id)
+        return [] if self.iam is None else node_role.own_node_roles(self.iam, path)
 
     def _read(self, described: Sequence[InstanceTypeDef]) -> tuple[Instance, ...]:
         return tuple(instance_of(instance, region=self.client.meta.region_name) for instance in described)

@@ -111,7 +111,7 @@ def test_a_launch_that_is_repeated_before_ec2_shows_the_machines_has_the_same_to
     launch, wire, client, server, monkeypatch, ledger
 ):
     launch()
-    monkeypatch.setattr("infra.providers.aws.provider.live_instances", lambda *_: [])
+    monkeypatch.setattr("infra.providers.aws.queries.live_instances", lambda *_: [])
 
     again = launch(provider=AwsEc2Provider(client))
 
@@ -236,7 +236,7 @@ def test_what_was_launched_elsewhere_is_ended_also_before_ec2_shows_it(
 ):
     wire.refused_fleets = {1: "InsufficientInstanceCapacity"}
     cluster = launch()
-    monkeypatch.setattr("infra.providers.aws.provider.live_instances", lambda *_: [])
+    monkeypatch.setattr("infra.providers.aws.queries.live_instances", lambda *_: [])
 
     ended = provider.terminate("r1")
 
