@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
 from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import Table
+from infra.billing.caps import Caps
 from infra.workspace import Workspace, answers, run_of_launch
 from tasks.records.mlflow_names import CHAMPION_ALIAS, DIED, STOPPED, Tag
 
@@ -43,7 +44,6 @@ exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot
 _MOST_OPEN, _NEWEST = 1_000, 20
 """Runs that are looked at: open ones, and those of which the last that has ended is shown."""
 
-CAPS = ("max_usd_per_hour", "max_usd_per_run", "max_usd_per_month")
 _LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 _POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
@@ -108,31 +108,30 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
     server = _server(workspace)
     deployment = server and server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
     entries = Ledger(workspace.ledger_path).entries() if workspace.ledger_path.exists() else ()
+    open_records, last_run = _records(workspace, entries, now=now)
+    machines = [
+        {name: getattr(entry, name) for name in ("run_id", "node_id", "provider", "instance_type", "market")}
+        | {"age_s": (now - entry.launched_at).total_seconds(), "usd": _usd([entry], now=now)}
+        for entry in entries
+        if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
+    ]
+    by_provider = {
+        provider: [entry for entry in entries if entry.provider == provider]
+        for provider in sorted({entry.provider for entry in entries})
+    }
+    caps = [field.name for field in fields(Caps)]
     return {
         "workspace": str(workspace.root),
         "services": _services(workspace, server, deployment, now=now),
         "flow_runs": server and _flow_runs(server),
         "waiting": [asdict(waiting) for waiting in waiting_runs(workspace)],
-        "open_records": _open_records(workspace, entries, now=now),
-        "last_run": _last_run(workspace),
-        "machines": [
-            {
-                "run_id": entry.run_id,
-                "node_id": entry.node_id,
-                "provider": entry.provider,
-                "instance_type": entry.instance_type,
-                "market": entry.market,
-                "age_s": (now - entry.launched_at).total_seconds(),
-                "usd": _usd([entry], now=now),
-            }
-            for entry in entries
-            if entry.state is EntryState.LAUNCHED and entry.launched_at is not None
-        ],
+        "open_records": open_records,
+        "last_run": last_run,
+        "machines": machines,
         "month_usd": {
-            provider: _usd([each for each in entries if each.provider == provider], now=now, is_of_month=True)
-            for provider in sorted({entry.provider for entry in entries})
+            name: _usd(of_name, now=now, is_of_month=True) for name, of_name in by_provider.items()
         },
-        "caps": deployment and {cap: deployment["parameters"].get(cap) for cap in CAPS},
+        "caps": deployment and {cap: deployment["parameters"].get(cap) for cap in caps},
         "champion": _champion(workspace),
         "next_night": _next_night(server),
         "num_waiting_records": len(waiting_records(workspace)),
@@ -143,17 +142,6 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
 
 def as_text(status: dict[str, Any]) -> str:
     """Return the status for a terminal."""
-    lines = [f"Workspace {status['workspace']}", "", "Services"]
-    lines += [f"  {name:<16}{state}" for name, state in status["services"].items()]
-    lines += [
-        "",
-        "Flow runs",
-        *_flow_run_lines(status),
-        "",
-        "Machines",
-        *_machine_lines(status["machines"]),
-        "",
-    ]
     month = ", ".join(
         f"{usd:.6f} USD {'at list prices (local, not charged)' if name == 'local' else f'({name})'}"
         for name, usd in status["month_usd"].items()
@@ -170,7 +158,21 @@ def as_text(status: dict[str, Any]) -> str:
         "next night": status["next_night"],
         "records": records + (f", {refused} were refused by it" if refused else ""),
     }
-    return "\n".join([*lines, *(f"  {name:<16}{text}" for name, text in rows.items())])
+    lines = [f"Workspace {status['workspace']}", "", "Services", *_rows(status["services"])]
+    lines += [
+        "",
+        "Flow runs",
+        *_flow_run_lines(status),
+        "",
+        "Machines",
+        *_machine_lines(status["machines"]),
+        "",
+    ]
+    return "\n".join([*lines, *_rows(rows)])
+
+
+def _rows(rows: dict[str, str]) -> list[str]:
+    return [f"  {name:<16}{text}" for name, text in rows.items()]
 
 
 def _earlier_outbox(workspace: Workspace) -> str | None:
@@ -211,35 +213,23 @@ def _flow_runs(server: PrefectServer) -> list[dict[str, Any]] | None:
     ]
 
 
-def _open_records(
+def _records(
     workspace: Workspace, entries: Sequence[LedgerEntry], *, now: datetime
-) -> list[dict[str, Any]] | None:
+) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
+    """Return the runs whose record is open and the newest that has ended; None where MLflow does not answer."""
     from tasks.records.past_runs import past_trainings
 
     try:
         running = past_trainings(workspace, most=_MOST_OPEN, status="RUNNING")
-    except ConfigurationError:
-        return None
-    return [
-        run.summary()
-        | _state(workspace, run)
-        | {
-            "usd": _usd(of_run, now=now),
-            "num_machines": sum(entry.is_open for entry in of_run),
-        }
-        for run in running
-        for of_run in [[entry for entry in entries if run_of_launch(entry.run_id) == run.run_id]]
-    ]
-
-
-def _last_run(workspace: Workspace) -> dict[str, Any] | None:
-    """Return the newest run that has ended; None where there is none, or the record does not answer."""
-    from tasks.records.past_runs import past_trainings
-
-    with suppress(ConfigurationError):
         ended = [run for run in past_trainings(workspace, most=_NEWEST) if run.status != "RUNNING"]
-        return ended[-1].summary() if ended else None
-    return None
+    except ConfigurationError:
+        return None, None
+    open_records = []
+    for run in running:
+        of_run = [entry for entry in entries if run_of_launch(entry.run_id) == run.run_id]
+        known = {"usd": _usd(of_run, now=now), "num_machines": sum(entry.is_open for entry in of_run)}
+        open_records.append(run.summary() | _state(workspace, run) | known)
+    return open_records, ended[-1].summary() if ended else None
 
 
 def _state(workspace: Workspace, run: PastRun) -> dict[str, Any]:
@@ -316,12 +306,8 @@ def _flow_run_lines(status: dict[str, Any]) -> list[str]:
 def _last_run_text(last: dict[str, Any] | None) -> str:
     if last is None:
         return "none has ended yet, or the record does not answer"
-    text = f"{last['run_id']} {last['outcome']}"
-    return (
-        text
-        if last["outcome"] == "finished"
-        else f"{text}: {last['end_reason'].removeprefix(f'{STOPPED}: ')}"
-    )
+    reason = "" if last["outcome"] == "finished" else f": {last['end_reason'].removeprefix(f'{STOPPED}: ')}"
+    return f"{last['run_id']} {last['outcome']}{reason}"
 
 
 def _state_text(record: dict[str, Any]) -> str:
