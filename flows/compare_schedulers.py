@@ -35,10 +35,10 @@ from tasks.provisioning import find_offers
 from tasks.records.mlflow_names import COMPLETED, Kind
 from tasks.records.mlflow_views import DEFAULT_MLFLOW_URL
 from tasks.records.run_ids import new_run_id, utc_now
-from tasks.records.run_record import note_file
+from tasks.records.run_record import close_run, note_file
 from tasks.records.tracking import record_search
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run, open_run
+from tasks.running.run_lifecycle import open_run
 from tasks.sources import ClickSource
 
 

@@ -33,11 +33,12 @@ from tasks.prices import offers_now
 from tasks.profiling import planned_job, profile_layers
 from tasks.records.mlflow_names import Kind
 from tasks.records.run_ids import new_run_id, utc_now
+from tasks.records.run_record import close_run
 from tasks.reports.bills import bill_text
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.live_fleet import check_no_other_fleet
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run, open_run
+from tasks.running.run_lifecycle import open_run
 
 
 @flow(

@@ -238,7 +238,7 @@ def _state(workspace: Workspace, run: PastRun) -> dict[str, Any]:
     from tasks.running.run_log import state_of
 
     try:
-        return asdict(state_of(workspace, run.run_id, nodes_folder(workspace, run.run_id)))
+        return state_of(workspace, run.run_id, nodes_folder(workspace, run.run_id))
     except (ConfigurationError, OSError, ValueError):
         return {"phase": "not known"}
 

@@ -32,11 +32,11 @@ from tasks.publishing import publish_report
 from tasks.recording import record_plan
 from tasks.records.run_files import keep_explanation
 from tasks.records.run_ids import utc_now
+from tasks.records.run_record import close_run
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.reports.tables import cuts_table
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run
 from tasks.training import training_config
 
 

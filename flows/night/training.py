@@ -23,14 +23,13 @@ from tasks.publishing import publish_decision, publish_report
 from tasks.recording import record_plan, record_run, register_model
 from tasks.records.mlflow_names import COMPLETED
 from tasks.records.run_files import keep_explanation
-from tasks.records.run_record import note_metrics
+from tasks.records.run_record import close_run, note_metrics
 from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import within_budget
 from tasks.running.fleet import Fleet, FleetRun, launched
 from tasks.running.losses import restarts_of
 from tasks.running.night_fleet import NightFleet, Replan, at_prices_of_now, replan_without
 from tasks.running.progress import log_block, log_step
-from tasks.running.run_lifecycle import close_run
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.training import resume_summary, stopped_error, write_job
 

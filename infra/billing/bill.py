@@ -9,7 +9,7 @@ their own. A dry run's bill shows list prices; nothing is charged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 
@@ -93,7 +93,7 @@ def bill_for_run(
     """
     charges = sorted(
         (
-            _charge_of(entry, spot_prices.get(entry.provider_instance_id or ""), provider, now=now)
+            (entry, _charge_of(entry, spot_prices.get(entry.provider_instance_id or ""), provider, now=now))
             for entry in ledger.entries(run_id=run_id)
         ),
         key=_line_key,
@@ -106,7 +106,7 @@ def bill_for_run(
             disk_gb_each=provider.disk_gb_each,
             storage=storage,
             table_disk_usd=sum(
-                charge.seconds / SECONDS_PER_HOUR * charge.entry.disk_usd_per_hour for charge in charges
+                line.instance_seconds / SECONDS_PER_HOUR * entry.disk_usd_per_hour for entry, line in charges
             ),
         )
     return Bill(
@@ -127,68 +127,46 @@ def charged_seconds(entry: LedgerEntry, provider: type[Provider] | Provider, *, 
     return max(lived_s, provider.minimum_billed_s)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Charge:
-    """What one machine is charged."""
-
-    entry: LedgerEntry
-    seconds: float
-    usd: float
-    price_source: str
-    ended_because: str
-
-
 def _charge_of(
     entry: LedgerEntry, history: SpotHistory | None, provider: type[Provider] | Provider, *, now: datetime
-) -> _Charge:
-    seconds, source, ended_because = (
-        charged_seconds(entry, provider, now=now),
-        entry.price_source,
-        entry.reason,
-    )
-    if entry.state is EntryState.INTENDED:
-        ended_because = _NOT_LAUNCHED
-    usd = seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour
+) -> BillLine:
+    """Return the line of one machine, at the price of its launch."""
+    seconds = charged_seconds(entry, provider, now=now)
+    usd, source = seconds / SECONDS_PER_HOUR * entry.price_usd_per_hour, entry.price_source
+    ended_because = _NOT_LAUNCHED if entry.state is EntryState.INTENDED else entry.reason
     if entry.launched_at is not None and entry.market is Market.SPOT:
         is_preempted = entry.reason == EndReason.PREEMPTED
         if is_free(is_preempted=is_preempted, launched_at=entry.launched_at, ended_at=entry.ended_at or now):
             seconds, usd, ended_because = 0.0, 0.0, FREE
         elif history is not None:
             usd, source = history.usd(launched_at=entry.launched_at, seconds=seconds), history.source
-    return _Charge(
-        entry=entry,
-        seconds=seconds,
-        usd=usd,
-        price_source=source,
-        ended_because=ended_because or _STILL_RUNNING,
-    )
-
-
-def _line_of(charges: list[_Charge]) -> BillLine:
-    first = charges[0].entry
-    seconds = sum(charge.seconds for charge in charges)
-    usd = sum(charge.usd for charge in charges)
-    is_by_launch_price = charges[0].price_source == first.price_source or not seconds
     return BillLine(
-        stage=first.stage,
-        device_type=first.device_type,
-        instance_type=first.instance_type,
-        market=first.market,
-        count=len(charges),
+        stage=entry.stage,
+        device_type=entry.device_type,
+        instance_type=entry.instance_type,
+        market=entry.market,
+        count=1,
         instance_seconds=seconds,
-        price_usd_per_hour=(
-            first.price_usd_per_hour if is_by_launch_price else usd / seconds * SECONDS_PER_HOUR
-        ),
-        price_as_of=first.price_as_of,
-        price_source=charges[0].price_source,
+        price_usd_per_hour=entry.price_usd_per_hour,
+        price_as_of=entry.price_as_of,
+        price_source=source,
         usd=usd,
-        ended_because=charges[0].ended_because,
-        is_waste=first.state is EntryState.FAILED or first.reason == EndReason.LAUNCH_FAILED,
+        ended_because=ended_because or _STILL_RUNNING,
+        is_waste=entry.state is EntryState.FAILED or entry.reason == EndReason.LAUNCH_FAILED,
     )
 
 
-def _line_key(charge: _Charge) -> tuple[object, ...]:
-    entry = charge.entry
+def _line_of(charges: list[tuple[LedgerEntry, BillLine]]) -> BillLine:
+    """Return the line of several machines; its price is their mean where they were billed by a price history."""
+    entry, first = charges[0]
+    seconds, usd = sum(line.instance_seconds for _, line in charges), sum(line.usd for _, line in charges)
+    is_by_launch_price = first.price_source == entry.price_source or not seconds
+    price = first.price_usd_per_hour if is_by_launch_price else usd / seconds * SECONDS_PER_HOUR
+    return replace(first, count=len(charges), instance_seconds=seconds, usd=usd, price_usd_per_hour=price)
+
+
+def _line_key(charge: tuple[LedgerEntry, BillLine]) -> tuple[object, ...]:
+    entry, line = charge
     return (
         entry.stage,
         entry.instance_type,
@@ -196,8 +174,8 @@ def _line_key(charge: _Charge) -> tuple[object, ...]:
         entry.price_usd_per_hour,
         entry.price_as_of,
         entry.state,
-        charge.ended_because,
-        charge.price_source,
+        line.ended_because,
+        line.price_source,
     )
 
 

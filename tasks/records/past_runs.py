@@ -93,11 +93,6 @@ class PastRun:
         return self.metrics.get("cost/billed_usd")
 
     @property
-    def usd_per_million_samples(self) -> float | None:
-        """Billed for a million samples."""
-        return self.metrics.get("cost/billed_usd_per_million_samples")
-
-    @property
     def throughput_samples_per_s(self) -> float | None:
         """Throughput of the median step, as in all comparisons of nights."""
         return self.metrics.get("measured/undisturbed_throughput_samples_per_s")
@@ -106,11 +101,6 @@ class PastRun:
     def auc(self) -> float | None:
         """On held-out rows."""
         return self.metrics.get("quality/auc")
-
-    @property
-    def optimality_gap(self) -> float | None:
-        """Cost of the plan over the proven bound, less 1."""
-        return self.metrics.get("search/optimality_gap")
 
     @property
     def was_promoted(self) -> bool | None:
@@ -128,14 +118,6 @@ class PastRun:
         except (ValueError, ConfigurationError) as error:
             logger.warning("the calibration leaves out run %s: %s", self.run_id, error)
             return None
-
-    @property
-    def prediction_error(self) -> float | None:
-        """Measured throughput over what was expected, less 1; None where none was measured."""
-        speed = self.speed
-        if speed is None:
-            return None
-        return speed.predicted_step_seconds * speed.correction_factor / speed.measured_step_seconds - 1
 
     def summary(self) -> dict[str, Any]:
         """Return the figures by which a person compares runs, as plain JSON values."""

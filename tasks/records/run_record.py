@@ -78,10 +78,10 @@ def points(series: Series) -> list[list[Any]]:
     ]
 
 
-def end_record(workspace: Workspace, run: TrackedRun, *, status: EndStatus, tags: Mapping[str, str]) -> bool:
-    """Note the end of a run and deliver its record; return whether MLflow has it."""
-    note(workspace, run, tags=tags, end=[status, int(time.time() * 1_000)])
-    return deliver(workspace, run.run_id)
+def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
+    """End a run with its true status and why it ended, and write its record to MLflow, where that answers."""
+    note(workspace, run, tags={Tag.END_REASON: reason}, end=[status, int(time.time() * 1_000)])
+    deliver(workspace, run.run_id)
 
 
 def open_record(workspace: Workspace, run_id: str) -> TrackedRun | None:

@@ -16,8 +16,8 @@ from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import COMPLETED, Kind, Tag, TrackedRun
 from tasks.records.run_ids import new_run_id, utc_now
-from tasks.records.run_record import note, note_file, note_metrics, note_series, points
-from tasks.running.run_lifecycle import close_run, open_run
+from tasks.records.run_record import close_run, note, note_file, note_metrics, note_series, points
+from tasks.running.run_lifecycle import open_run
 
 if TYPE_CHECKING:
     from heterps_core.training.tuning.search import Tuning

@@ -20,7 +20,7 @@ from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, EndSta
 from tasks.records.mlflow_views import experiment_tags
 from tasks.records.run_files import PARAMETERS_FILE
 from tasks.records.run_ids import find_run_id
-from tasks.records.run_record import deliver, end_record, note_metrics, open_record
+from tasks.records.run_record import close_run, deliver, note_metrics, open_record
 from tasks.running.run_log import FLOW_LOG
 
 logger = logging.getLogger(__name__)
@@ -58,11 +58,6 @@ def open_run(
                 client.set_tag(earlier.info.run_id, tag, text)
             return TrackedRun.of(earlier)
         return TrackedRun.of(client.create_run(experiment, run_name=run_name, tags=notes))
-
-
-def close_run(workspace: Workspace, run: TrackedRun, *, status: EndStatus, reason: str) -> None:
-    """End a run with its true status and why it ended, and write its record to MLflow, where that answers."""
-    end_record(workspace, run, status=status, tags={Tag.END_REASON: reason})
 
 
 def close_dead_run(

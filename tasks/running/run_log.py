@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RunDirectory
@@ -49,25 +49,15 @@ def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> It
         handler.close()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _RunState:
-    """Where a run stands; figures are None before its first step."""
-
-    phase: str
-    step: int | None = None
-    num_steps: int | None = None
-    samples_per_s: float | None = None
-    """In the mean of this launch."""
-
-    seconds_left: float | None = None
-    """Time left of the training, at this speed."""
-
-
-def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> _RunState:
-    """Return where a run stands, from its log and from what its workers write.
+def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> dict[str, Any]:
+    """Return the state of a run from its log and from the progress that its workers write.
 
     Args:
         directory: Where the flow's host and its nodes meet.
+
+    Returns:
+        `phase`; `step` of `num_steps`, mean `samples_per_s` of this launch and `seconds_left` of the training at this
+        speed, each None before its first step.
     """
     path = workspace.run_directory(run_id) / FLOW_LOG
     text = path.read_text(errors="replace") if path.exists() else ""
@@ -75,18 +65,15 @@ def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> _Run
     phase = PHASE_AFTER[steps[-1]] if steps else "starting"
     # A run that is planned again has steps of the launch before, but no cluster yet.
     has_trained = phase in (JUDGING, RECORDING) or (phase == LAUNCHING and directory.exists(CLUSTER))
+    state = {"phase": phase, **dict.fromkeys(("step", "num_steps", "samples_per_s", "seconds_left"))}
     found = read_progress(directory) if has_trained else None
     if found is None:
-        return _RunState(phase=phase)
+        return state
     speed = found.num_samples / found.elapsed_s if found.elapsed_s > 0 else None
-    left = None
-    if phase == LAUNCHING and speed:
-        batch_size = read_unverified_json(directory, JOB)["config"]["batch_size"]
-        left = (found.num_steps - found.step) * batch_size / speed
-    return _RunState(
-        phase=found.phase if phase == LAUNCHING else phase,
-        step=found.step,
-        num_steps=found.num_steps,
-        samples_per_s=speed,
-        seconds_left=left,
-    )
+    state |= {"step": found.step, "num_steps": found.num_steps, "samples_per_s": speed}
+    if phase == LAUNCHING:
+        state["phase"] = found.phase
+        if speed:
+            batch_size = read_unverified_json(directory, JOB)["config"]["batch_size"]
+            state["seconds_left"] = (found.num_steps - found.step) * batch_size / speed
+    return state

@@ -206,7 +206,9 @@ def print_nights(nights: Sequence[PastRun], endings: Sequence[Ending]) -> None:
             f"{night.was_promoted!s:>10}",
             f"{night.usd:>10.5f}" if night.usd is not None else f"{'-':>10}",
             f"{night.throughput_samples_per_s:>11,.0f}" if night.throughput_samples_per_s else f"{'-':>11}",
-            f"{night.prediction_error:>+8.1%}" if night.prediction_error is not None else f"{'-':>8}",
+            f"{error:>+8.1%}"
+            if (error := night.metrics.get("measured/prediction_error")) is not None
+            else f"{'-':>8}",
         )
         print(f"{night.night:<12}{''.join(cells)}")
     for ending in unexpected(endings):

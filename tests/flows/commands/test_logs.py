@@ -107,7 +107,7 @@ def test_the_log_of_a_run_has_its_steps_and_what_ended_it(workspace):
 
 
 def test_a_run_that_trains_tells_step_speed_and_time_left(workspace, run):
-    assert state_of(workspace, RUN, run).phase == "launching"
+    assert state_of(workspace, RUN, run)["phase"] == "launching"
     run.write_json(CLUSTER, {})
     write_signed_json(run, JOB, {"config": {"batch_size": 100}})
     run.write_json(
@@ -126,8 +126,8 @@ def test_a_run_that_trains_tells_step_speed_and_time_left(workspace, run):
     state = state_of(workspace, RUN, run)
 
     # By hand: 2,000 samples of this launch in 4 s; 50 steps of 100 samples are left.
-    assert (state.phase, state.step, state.num_steps) == ("training", 30, 80)
-    assert (state.samples_per_s, state.seconds_left) == (500.0, 10.0)
+    assert (state["phase"], state["step"], state["num_steps"]) == ("training", 30, 80)
+    assert (state["samples_per_s"], state["seconds_left"]) == (500.0, 10.0)
 
 
 def test_a_run_that_is_planned_again_does_not_tell_steps_of_the_launch_before(workspace, run):
@@ -137,4 +137,4 @@ def test_a_run_that_is_planned_again_does_not_tell_steps_of_the_launch_before(wo
 
     state = state_of(workspace, RUN, run)
 
-    assert (state.phase, state.step) == ("preparing data", None)
+    assert (state["phase"], state["step"]) == ("preparing data", None)
