@@ -6,13 +6,8 @@ from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
+from flows import parameters
 from flows.parameter_model import REMOVED
-from flows.parameters import (
-    BackfillParameters,
-    CompareParameters,
-    TrainedParameters,
-    TrainParameters,
-)
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.reading.days import parse_day
 from heterps_core.device_types import get_device_type, in_markets
@@ -36,7 +31,7 @@ OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
 """Parameters of train-ctr that a back-fill sets itself or has no use for."""
 
 
-def check_run(asked: TrainParameters) -> None:
+def check_run(asked: parameters.TrainParameters) -> None:
     """Check all that can be known before a run, and that its data and model fit one another.
 
     What a run that is resumed began with has been checked then.
@@ -50,7 +45,7 @@ def check_run(asked: TrainParameters) -> None:
         check_model(asked.sized_model, asked.source.schema)
 
 
-def check_parameters(asked: TrainParameters) -> None:
+def check_parameters(asked: parameters.TrainParameters) -> None:
     """Check the parameters before any work or record begins: in milliseconds, and a model of one's own in seconds.
 
     Raises:
@@ -102,10 +97,10 @@ def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
     """
     saved = saved_parameters(workspace, run_id)
     saved = {name: value for name, value in saved.items() if name not in REMOVED}
-    return dict(TrainedParameters.of(saved, place=f" in the saved parameters of run {run_id}"))
+    return dict(parameters.TrainedParameters.of(saved, place=f" in the saved parameters of run {run_id}"))
 
 
-def days_of(asked: BackfillParameters) -> list[date]:
+def days_of(asked: parameters.BackfillParameters) -> list[date]:
     """Return the days of a back-fill in order.
 
     Raises:
@@ -117,7 +112,7 @@ def days_of(asked: BackfillParameters) -> list[date]:
     return [first + timedelta(days=number) for number in range((last - first).days + 1)]
 
 
-def check_backfill(asked: BackfillParameters) -> None:
+def check_backfill(asked: parameters.BackfillParameters) -> None:
     """Check the days and settings of a back-fill; a day that is missing or damaged fails in its turn.
 
     Raises:
@@ -127,13 +122,13 @@ def check_backfill(asked: BackfillParameters) -> None:
     days_of(asked)
     for name in asked.settings:
         if name in OWN_PARAMETERS:
-            known = [each for each in TrainParameters.model_fields if each not in OWN_PARAMETERS]
+            known = [each for each in parameters.TrainParameters.model_fields if each not in OWN_PARAMETERS]
             raise UnknownNameError("setting of a back-fill", name, known)
-    settings = TrainParameters.of(asked.settings, place=" of train-ctr in settings")
+    settings = parameters.TrainParameters.of(asked.settings, place=" of train-ctr in settings")
     check_parameters(settings.model_copy(update={"data": asked.data}))
 
 
-def check_comparison(asked: CompareParameters) -> None:
+def check_comparison(asked: parameters.CompareParameters) -> None:
     """Check what is to be compared, in milliseconds.
 
     Raises:

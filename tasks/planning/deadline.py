@@ -16,24 +16,21 @@ from zoneinfo import ZoneInfo
 
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.planning.search.optimum import MAX_SECONDS
-from tasks.planning.extra_costs import (
-    CHECKPOINT_INTERVAL_SECONDS,
-    RESTART_SECONDS,
-    STARTUP_SECONDS,
-    TEARDOWN_SECONDS,
-)
+from tasks.planning import extra_costs
 
 PLANNING_SECONDS = 60.0
 """Assumed, from the question for a floor to the launch: plans are searched, proved and simulated."""
 
-BEFORE_TRAINING_SECONDS = PLANNING_SECONDS + STARTUP_SECONDS
+BEFORE_TRAINING_SECONDS = PLANNING_SECONDS + extra_costs.STARTUP_SECONDS
 
 RECORDING_SECONDS = 120.0
 """Assumed, from the end of the machines to a model that can be asked: baseline, records, registering, judging."""
 
-AFTER_TRAINING_SECONDS = TEARDOWN_SECONDS + RECORDING_SECONDS
+AFTER_TRAINING_SECONDS = extra_costs.TEARDOWN_SECONDS + RECORDING_SECONDS
 
-INTERRUPTION_SECONDS = CHECKPOINT_INTERVAL_SECONDS + RESTART_SECONDS + PLANNING_SECONDS
+INTERRUPTION_SECONDS = (
+    extra_costs.CHECKPOINT_INTERVAL_SECONDS + extra_costs.RESTART_SECONDS + PLANNING_SECONDS
+)
 """Most seconds that one interruption takes: what was trained since the checkpoint, the next plan, the next start."""
 
 _TIME_OF_DAY = re.compile(r"\d{2}:\d{2}")

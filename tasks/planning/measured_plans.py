@@ -14,12 +14,7 @@ from dataclasses import dataclass, replace
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.models.model_graph import ModelGraph, host_bytes_of_worker
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.measured_search import (
-    MEASURED_METHODS,
-    Assignment,
-    MeasuredSearch,
-    search_by_measuring,
-)
+from heterps_core.planning.search import measured_search
 from heterps_core.planning.simulate.dry_run import dry_run_problem, predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_step_seconds
@@ -38,7 +33,7 @@ class _MeasuredMethod:
     """What one method found with each seed."""
 
     method: str
-    searches: tuple[MeasuredSearch, ...]
+    searches: tuple[measured_search.MeasuredSearch, ...]
     cuts: tuple[tuple[Stage, ...], ...]
     """The best of each search."""
 
@@ -88,21 +83,21 @@ def search_measured(
     halves.sort(key=lambda half: _predicted_seconds(profiled, stages_of(half), batch_size, num_cores))
     most_stages = _most_stages(profiled.graph, dataset.num_train_rows)
 
-    def step_seconds(assignment: Assignment) -> float:
+    def step_seconds(assignment: measured_search.Assignment) -> float:
         cut = stages_of(assignment)
         if cut not in steps:
             steps[cut] = measure(cut)
         return steps[cut]
 
-    def fitting_cut(assignment: Assignment) -> tuple[Stage, ...] | None:
+    def fitting_cut(assignment: measured_search.Assignment) -> tuple[Stage, ...] | None:
         cut = stages_of(assignment)
         return cut if len(cut) <= most_stages else None
 
     problem = _problem_of_cores(profiled, batch_size, num_devices=max(num_cores, 2))
     searches = {
         method: tuple(
-            search_by_measuring(
-                MEASURED_METHODS[method](),
+            measured_search.search_by_measuring(
+                measured_search.MEASURED_METHODS[method](),
                 problem,
                 step_seconds,
                 budget_measurements=budget_measurements,
@@ -157,7 +152,7 @@ def _most_stages(graph: ModelGraph, num_train_rows: int) -> float:
     return max(1, (free_bytes - state_bytes) // host_bytes_of_worker(num_train_rows))
 
 
-def stages_of(assignment: Assignment) -> tuple[Stage, ...]:
+def stages_of(assignment: measured_search.Assignment) -> tuple[Stage, ...]:
     """Return the cut that an assignment of layers to cores makes: equal neighbours share a stage.
 
     Example:

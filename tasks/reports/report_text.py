@@ -11,17 +11,9 @@ from heterps_core.text_table import NOT_KNOWN, WIDTH, labelled_lines, usd_text
 from heterps_core.units import BYTES_PER_MIB, SECONDS_PER_HOUR, ratio
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
+from tasks.reports import tables
 from tasks.reports.bills import bill_text, waste_text
 from tasks.reports.run_report import PlanReport, RunReport, gap_text
-from tasks.reports.tables import (
-    gates_table,
-    judged_table,
-    purchase_table,
-    quality_table,
-    restarts_table,
-    search_table,
-    stages_table,
-)
 
 RULE = "-" * 78
 
@@ -49,13 +41,13 @@ def report_text(
         "Plan": _plan_lines(report),
         "Why this plan": _why_lines(report),
         "Stages": [
-            *stages_table(report).captioned_lines(),
+            *tables.stages_table(report).captioned_lines(),
             "  Times are of a stage's own work, without waits for other stages.",
         ],
     }
     if isinstance(report, RunReport):
         sections |= {
-            "Restarts": restarts_table(report).captioned_lines() if report.restarts else [],
+            "Restarts": tables.restarts_table(report).captioned_lines() if report.restarts else [],
             "Bill": ["\n\n".join(map(bill_text, report.bills)), waste_text(report.waste)],
             "Speed": labelled_lines(_speed_facts(report)),
             "Quality": _quality_lines(report, decision),
@@ -173,32 +165,32 @@ def _plan_lines(report: PlanReport) -> list[str]:
         )
     if report.uncounted:
         found.append(("not counted", report.uncounted))
-    purchase = [] if isinstance(report, RunReport) else ["", *purchase_table(report).captioned_lines()]
+    purchase = [] if isinstance(report, RunReport) else ["", *tables.purchase_table(report).captioned_lines()]
     return [*labelled_lines(found), *purchase]
 
 
 def _why_lines(report: PlanReport) -> list[str]:
     """Return the reasons, and what became of the ids of the tables."""
     if isinstance(report, RunReport) and report.id_turnover:
-        tables = [
+        ids = [
             *_wrapped(f"After this night {turnover_summary(report.id_turnover)}."),
             "",
             *turnover_table(report.id_turnover).captioned_lines(),
         ]
     else:
         most = max(report.tables.rows, key=lambda row: (row[-1] or 0.0, row[1] or 0))
-        tables = _wrapped(
+        ids = _wrapped(
             f"Column {most[0]} has most collisions of {len(report.tables.rows)}: {most[-1]:.0%} of its "
             f"{most[1]:,} values share one of {most[3]:,} rows with another."
         )
-    return [*labelled_lines(essential_facts(report.explanation)), *tables]
+    return [*labelled_lines(essential_facts(report.explanation)), *ids]
 
 
 def _search_lines(report: PlanReport) -> list[str]:
     """Return the plan of each search method, the cheapest first, and why others found none."""
     # The fix that an error ends with is not for a method that is only compared.
     failed = {name: str(error).partition(";")[0] for name, error in report.searches.without_plan.items()}
-    table = search_table(report).captioned_lines()
+    table = tables.search_table(report).captioned_lines()
     return [*table, *(line for name, text in failed.items() for line in _wrapped(f"{name}: {text}"))]
 
 
@@ -230,11 +222,11 @@ def _speed_facts(report: RunReport) -> list[tuple[str, str]]:
 
 def _quality_lines(report: RunReport, decision: PromotionDecision | str) -> list[str]:
     """Return the model beside its baselines and, where it was judged, beside the champion with all gates."""
-    lines = [*quality_table(report).captioned_lines(), *_wrapped(_baseline_remark(report))]
+    lines = [*tables.quality_table(report).captioned_lines(), *_wrapped(_baseline_remark(report))]
     if isinstance(decision, str):
         return [*lines, *_wrapped(f"The model was not judged: {decision}.")]
-    tables = [table for table in (judged_table(decision), gates_table(decision)) if table.rows]
-    judged = [line for table in tables for line in ["", *table.captioned_lines()]]
+    both = [table for table in (tables.judged_table(decision), tables.gates_table(decision)) if table.rows]
+    judged = [line for table in both for line in ["", *table.captioned_lines()]]
     return [*lines, *_wrapped(decision.why), *judged]
 
 

@@ -22,13 +22,7 @@ from infra.ledger.ledger import EndReason, Ledger
 from infra.machines.failover import first_running_cluster
 from infra.providers import Provider, get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.clusters import (
-    keep_spot_prices,
-    ledger_entries,
-    next_launch_id,
-    node_bootstrap,
-    spent_before_launch,
-)
+from tasks import clusters
 from tasks.planning.deadline import Deadline
 from tasks.provisioning import Provisioning
 
@@ -152,17 +146,17 @@ def launched(
         with first_running_cluster(
             provider,
             plans,
-            new_launch_id=lambda: next_launch_id(ledger, run.run_id),
-            bootstrap=node_bootstrap(run.provider_name, run.directory, model=run.model),
+            new_launch_id=lambda: clusters.next_launch_id(ledger, run.run_id),
+            bootstrap=clusters.node_bootstrap(run.provider_name, run.directory, model=run.model),
             ledger=ledger,
             caps=caps,
             predicted_cost_usd=bought.predicted_cost_usd * share,
-            spent=lambda: spent_before_launch(provider, ledger, run.run_id),
+            spent=lambda: clusters.spent_before_launch(provider, ledger, run.run_id),
             spot_until=spot_until,
         ) as cluster:
             yield cluster
     finally:
-        keep_spot_prices(run.workspace, provider, run.run_id)
+        clusters.keep_spot_prices(run.workspace, provider, run.run_id)
 
 
 @contextmanager
@@ -191,7 +185,7 @@ def end_nodes(run: FleetRun, cluster: Cluster, node_ids: Collection[str]) -> Non
     """
     provider, ledger = run.provider, Ledger(run.workspace.ledger_path)
     ids = {node.provider_instance_id for node in cluster.nodes if node.node_id in node_ids}
-    of_run = ledger_entries(run.workspace, run.run_id)
+    of_run = clusters.ledger_entries(run.workspace, run.run_id)
     entries = [entry for entry in of_run if entry.ended_at is None and entry.provider_instance_id in ids]
     for launch_id in sorted({entry.run_id for entry in entries}):
         for instance in provider.list_instances(launch_id):
@@ -219,7 +213,7 @@ def with_causes(run: FleetRun, cluster: Cluster, lost: MachinesLost) -> Machines
         return lost
     ended = {each.provider_instance_id: each for each in known if each.is_ended and each.ended_because}
     ledger = Ledger(run.workspace.ledger_path)
-    for entry in ledger_entries(run.workspace, run.run_id):
+    for entry in clusters.ledger_entries(run.workspace, run.run_id):
         if entry.ended_at is None and (machine := ended.get(entry.provider_instance_id or "")):
             at = machine.ended_at or run.provider.now()
             ledger.ended(entry.run_id, entry.node_id, reason=machine.end_reason, at=at)

@@ -17,12 +17,7 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
 from heterps_core.models import sized_model, sizes_of
 from heterps_core.training.job import SCRATCH, OptimizerState, StartModel
-from heterps_core.training.storage.exported_files import (
-    DESCRIPTION,
-    OPTIMIZER_STATE,
-    check_sha256,
-    read_description,
-)
+from heterps_core.training.storage import exported_files
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from heterps_core.training.storage.verified_files import find_signed_json
 from tasks.records.champion import Champion
@@ -80,7 +75,7 @@ def choose_start(
     if champion is None:
         return Start(reason="from scratch: there is no champion yet")
     name = f"the champion, version {champion.version}"
-    description = read_description(champion.folder)
+    description = exported_files.read_description(champion.folder)
     if _of_weights(champion.model) != _of_weights(model):
         return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
     if DataSchema.from_json(description["schema"]).meaning != schema.meaning:
@@ -129,7 +124,7 @@ def load_start(run: RunDirectory) -> Start | None:
     if document.get("start_model") is None:
         return NEW_MODEL
     start_model = StartModel.from_json(document["start_model"])
-    description = run.require_json(f"{START_MODEL}/{DESCRIPTION}")
+    description = run.require_json(f"{START_MODEL}/{exported_files.DESCRIPTION}")
     return _start_with(
         description, start_model, folder=None, reason=f"began with version {start_model.version}, as before"
     )
@@ -142,8 +137,8 @@ def _optimizer_state(
     if "optimizer_state" not in description:
         return None, "the optimizers start again, as the version holds no state of theirs"
     state = OptimizerState(**description["optimizer_state"])
-    check_sha256(
-        folder / OPTIMIZER_STATE,
+    exported_files.check_sha256(
+        folder / exported_files.OPTIMIZER_STATE,
         state.sha256,
         way_out=f"begin with start_from={SCRATCH}, or go back with heterps rollback",
     )

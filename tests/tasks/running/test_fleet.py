@@ -55,7 +55,7 @@ def ledger(workspace):
 def fleet(workspace, provider, ledger, monkeypatch):
     """Three real processes that sleep; so do those that replace them."""
     sleeping = bootstrap(workspace.run_directory("r1"))
-    monkeypatch.setattr(fleets, "node_bootstrap", lambda *args, **others: sleeping)
+    monkeypatch.setattr(fleets.clusters, "node_bootstrap", lambda *args, **others: sleeping)
     with running_cluster(
         provider,
         PURCHASE,
