@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.planning.cost_model.step_model import FORWARD_SHARE
 from heterps_core.planning.problem.extra_costs import ExtraCosts
-from heterps_core.planning.simulate.pipeline_load import FORWARD_SHARE
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR

@@ -45,6 +45,9 @@ class StageEvaluation:
     """State on one replica; with a sweep what of it memory holds, windows included."""
 
     price_usd_per_hour: float
+    drained_seconds: float = 0.0
+    """DT, the least time of a step that fills and drains around this stage; 0 where updates are delayed."""
+
     sweep: Sweep | None = None
     """None where memory holds all rows, or where disks do not help either."""
 
@@ -54,7 +57,8 @@ class StageEvaluation:
     @property
     def seconds(self) -> float:
         """ET, see `step_model.py`: what is left of communication overlaps with computing, and so does a sweep."""
-        in_memory = max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
+        beside = max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
+        in_memory = max(beside, self.drained_seconds)
         return in_memory if self.sweep is None else max(in_memory, self.sweep.seconds)
 
 
@@ -237,6 +241,7 @@ def _evaluate_stages(
             compute_seconds=compute,
             communication_seconds=exchange + across + gradient_sum,
             exchange_seconds=exchange,
+            drained_seconds=drained,
             memory_bytes=_memory_bytes(problem, stage, sweep),
             price_usd_per_hour=_price_usd_per_hour(
                 problem.device_types[stage.device_type], stage.num_replicas
@@ -244,7 +249,7 @@ def _evaluate_stages(
             sweep=sweep,
             fewest_replicas=fewest,
         )
-        for stage, (compute, exchange, across, gradient_sum), sweep, fewest in zip(
+        for stage, (compute, exchange, across, gradient_sum, drained), sweep, fewest in zip(
             stages, seconds.tolist(), sweeps, fewest_replicas, strict=True
         )
     ]

@@ -12,6 +12,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.disk_sweep import sweep_terms
+from heterps_core.planning.cost_model.drained_paths import drained_paths
 from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.partition_sums import run_layers
@@ -111,6 +112,9 @@ def _stage_table(
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
+            drained_paths=drained_paths(problem, num_microbatches, first, last, by_type)
+            if problem.drains
+            else (),
         )
         communication_seconds, across_fraction = across * scale, np.ones(len(units))
     else:

@@ -110,12 +110,13 @@ class StageTable:
             across = np.where(num_replicas == 1, alone, across)
         compute = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
         if self.trainer is None:
-            return StageSeconds(compute, 0.0, across, 0.0)
+            return StageSeconds(compute, 0.0, across, 0.0, 0.0)
         return StageSeconds(
             compute,
             self.trainer.exchange_seconds(num_replicas),
             across,
             self.trainer.gradient_sum_seconds(num_replicas),
+            self.trainer.drained_seconds(compute, num_replicas),
         )
 
     def sweeping(
@@ -236,21 +237,30 @@ class StageTable:
     def _least_of_trainer(self, trainer: TrainerTerms, x: Floats, held: Floats) -> Floats:
         """Return the least whole k that keeps x, of those from `held` on.
 
-        The times of a worker and of its links are both a + b / k - c / k^2, which keeps x where
-        (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So the least k
-        that keeps both is the fewest that are held or one of the two larger roots.
+        The times of a worker and of its links, and of both where the step drains, are all a + b / k - c / k^2, which
+        keeps x where (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So
+        the least k that keeps all is the fewest that are held or one of the larger roots.
         """
+        in_series = self.compute_seconds * (1 - self.compute_parallel_fraction)
+        divided = self.compute_seconds * self.compute_parallel_fraction
+        # Share of the exchange, fixed and divided seconds of other work, and the sum of gradients.
+        paths: list[tuple[Floats | float, Floats | float, Floats, Floats | float]] = [
+            (1.0, 0.0, self.communication_seconds, trainer.sum_seconds)
+        ]
+        if not trainer.drained_paths:  # the first of which is no shorter
+            paths.append((1.0, in_series, divided, 0.0))
+        for path in trainer.drained_paths:
+            fixed = path.compute_share * in_series + path.others_seconds
+            shared = path.compute_share * divided + path.links_seconds
+            paths.append((path.exchange_share, fixed, shared, path.sums * trainer.sum_seconds))
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
         least = np.broadcast_to(held, (x.shape[0], *self.compute_seconds.shape))
         least = np.where(self.seconds(least) <= x, least, np.inf)
-        for seconds, fraction, sums in (
-            (self.compute_seconds, self.compute_parallel_fraction, 0.0),
-            (self.communication_seconds, self.communication_parallel_fraction, trainer.sum_seconds),
-        ):
-            fixed = trainer.fixed_seconds + sums
-            slack = x - (seconds * (1 - fraction) + fixed)
-            b = seconds * fraction + trainer.shared_seconds - crossing_once * fixed
-            c = crossing_once * trainer.shared_seconds
+        for exchanged, fixed_alone, shared, summed in paths:
+            fixed = exchanged * trainer.fixed_seconds + summed
+            slack = x - (fixed_alone + fixed)
+            b = shared + exchanged * trainer.shared_seconds - crossing_once * fixed
+            c = crossing_once * exchanged * trainer.shared_seconds
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
             root = np.where(slack > 0, np.maximum(root, 1.0), np.inf)

@@ -21,6 +21,9 @@ are what does not shrink. The factor (k - 1) / k, what of a replica's traffic go
 problem says that a single replica communicates. Replicas have whole rows of a micro-batch, and the one with most of
 them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
+A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
+DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).
+
 A pipeline of S stages does not wait for itself where each stage is `WARMUP_PER_STAGE` micro-batches ahead of the one
 after it, and the first at most a batch ahead: with 4 (S - 1) micro-batches. Fewer cost less, so m is the least
 divisor of B that is enough. Over 100 drawn plans of 1 to 5 stages the simulated step is 0.02 % longer in one of ten
@@ -38,6 +41,12 @@ from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.training.job import default_microbatches, delayed_microbatches
 
+FORWARD_SHARE = 1 / 3
+"""Share of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
+
+WEIGHT_GRADIENT_SHARE = 1 / 3
+"""Share of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
+
 
 class StageSeconds(NamedTuple):
     """Terms of a stage's time for one training batch, by the formulas above; elementwise."""
@@ -54,10 +63,14 @@ class StageSeconds(NamedTuple):
     gradient_sum: Floats | float
     """AT; 0 in the papers' model."""
 
+    drained: Floats | float
+    """DT; 0 unless the step drains."""
+
     @property
     def total(self) -> Floats:
-        """ET."""
-        return np.asarray(self.exchange + np.maximum(self.compute, self.across + self.gradient_sum))
+        """ET, no less than DT."""
+        beside = np.maximum(self.compute, self.across + self.gradient_sum)
+        return np.maximum(self.exchange + beside, self.drained)
 
 
 def scale_and_fraction(

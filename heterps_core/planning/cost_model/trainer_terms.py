@@ -12,6 +12,26 @@ NEAR_INTEGER = 1e-7
 """Replica counts this near (relatively) to a whole number are settled by computing the time itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrainedPath:
+    """Passes and messages of a stage, one after the other: e XT(k) + p CT(k) + Y / k + AT(k) + c."""
+
+    exchange_share: Floats | float
+    """e."""
+
+    compute_share: Floats | float
+    """p."""
+
+    links_seconds: Floats | float
+    """Y, on one unit."""
+
+    sums: float
+    """1 where AT follows, 0 where stages before this one take longer."""
+
+    others_seconds: Floats | float
+    """c, of the stages before this one."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerTerms:
     """What the trainer's step has besides, see `step_model.py`.
@@ -28,6 +48,9 @@ class TrainerTerms:
     microbatch_rows: int
     """R, the most replicas of a stage."""
 
+    drained_paths: tuple[DrainedPath, ...] = ()
+    """Empty where updates are delayed."""
+
     def exchange_seconds(self, num_replicas: Floats) -> Floats:
         """Return XT(k), elementwise."""
         return np.asarray(
@@ -37,6 +60,16 @@ class TrainerTerms:
     def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
         """Return AT(k), elementwise."""
         return np.asarray(self._crossing(num_replicas) * self.sum_seconds)
+
+    def drained_seconds(self, compute: Floats, num_replicas: Floats) -> Floats | float:
+        """Return DT(k), the least time of a step that fills and drains around a stage, elementwise; 0 without."""
+        exchange, summed = self.exchange_seconds(num_replicas), self.gradient_sum_seconds(num_replicas)
+        longest: Floats | float = 0.0
+        for path in self.drained_paths:
+            own = path.exchange_share * exchange + path.compute_share * compute
+            after = path.links_seconds / num_replicas + path.sums * summed
+            longest = np.maximum(longest, own + after + path.others_seconds)
+        return longest
 
     def _crossing(self, num_replicas: Floats) -> Floats | float:
         return 1.0 if self.single_replica_communicates else 1 - 1 / num_replicas

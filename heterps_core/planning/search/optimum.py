@@ -26,15 +26,10 @@ from heterps_core.planning.provisioning.replica_balance import floor_missed, mem
 from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
 )
+from heterps_core.planning.search.capped.best_plan import ABOVE_FLOOR, MOST_FLOORS
 from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, stage_time_range
 from heterps_core.plans.scheduling_plan import Stage
-
-_MOST_FLOORS = 4
-"""Floors that are asked for one after the other where plans miss the problem's own when simulated."""
-
-_ABOVE_FLOOR = 1e-4
-"""Relative distance of what is asked for from what would be enough."""
 
 MAX_SECONDS = 60.0
 """After which a search ends with a gap where no other limit is given; scarce units may keep it busy for hours."""
@@ -61,7 +56,7 @@ def find_optimum(
         seconds: After about so many seconds of wall time the best plan and bound so far are returned.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
-    simulation says, and keeps the floor there.
+    simulation says, and keeps the floor there. Where steps drain, the search simulates all plans that it meets.
 
     Raises:
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
@@ -99,7 +94,7 @@ def _proven(
     found = CappedSearch(problem, known=known, deadline=deadline).run()
     if found.stages is None:
         is_infeasible = math.isinf(found.lower_bound)
-        raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met()
+        raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met(problem)
     # A bound that misses the optimum by rounding alone is the optimum.
     is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
     return found.stages, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
@@ -117,13 +112,13 @@ def _judged(
     """
     stages: tuple[Stage, ...] | None = cheapest
     asked = problem
-    for _ in range(_MOST_FLOORS):
+    for _ in range(MOST_FLOORS):
         assert stages is not None
         evaluation = evaluate(problem, stages)
         if not evaluation.violations:
             return stages, evaluation.cost_usd
         missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
-        higher = asked.throughput_floor_samples_per_s * missed * (1 + _ABOVE_FLOOR)
+        higher = asked.throughput_floor_samples_per_s * missed * (1 + ABOVE_FLOOR)
         asked = replace(asked, throughput_floor_samples_per_s=higher)
         stages = CappedSearch(asked, deadline=deadline).run().stages
         if stages is None:
@@ -166,7 +161,7 @@ def explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> Inf
     table = segment_table(problem)
     if _has_plan(problem, table):
         highest = highest_throughput(problem, deadline=deadline)
-        return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met()
+        return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met(problem)
     if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
         factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
         return InfeasiblePlanError(
@@ -182,7 +177,14 @@ def explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> Inf
     )
 
 
-def _nothing_met() -> InfeasiblePlanError:
+def _nothing_met(problem: SchedulingProblem) -> InfeasiblePlanError:
+    if problem.drains and problem.throughput_floor_samples_per_s > 0:
+        return InfeasiblePlanError(
+            "throughput floor",
+            f"stages wait for one another in steps that drain: no plan that was met reaches "
+            f"{problem.throughput_floor_samples_per_s:.6g} samples/s when simulated; lower the floor, raise "
+            f"max_units, or delay updates",
+        )
     return InfeasiblePlanError(
         "constraints",
         "the search over the caps ended before it met one, though none is proven impossible; give it more seconds, "

@@ -14,15 +14,10 @@ import numpy as np
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.planning.cost_model.run_tables import plan_table
+from heterps_core.planning.cost_model.step_model import FORWARD_SHARE, WEIGHT_GRADIENT_SHARE
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.units import ratio
-
-FORWARD_SHARE = 1 / 3
-"""Share of a layer's computing: the backward pass takes two matrix products for each of the forward pass."""
-
-WEIGHT_GRADIENT_SHARE = 1 / 3
-"""Share of a fully connected layer's computing: one of those two, which the trainer puts off (`weight_gradients`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,8 +103,10 @@ def pipeline_load(
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
     table, sweeps = table.sweeping(replicas, problem.hot_shares)
-    # A replica with the mean number of rows; the rows of others count in the durations of their slices.
-    seconds = np.stack(np.broadcast_arrays(*table.terms(replicas)), axis=1)
+    # A replica with the mean number of rows; the rows of others count in the durations of their slices. All replicas
+    # exchange for as long as the one with most rows.
+    means, slowest = table.terms(replicas), table.terms(table.pacing(replicas))
+    seconds = np.stack(np.broadcast_arrays(*means._replace(exchange=slowest.exchange)), axis=1)
     alphas = np.broadcast_to(table.compute_parallel_fraction, replicas.shape)
     return PipelineLoad(
         batch_size=problem.batch_size,
@@ -136,7 +133,7 @@ def _stage_load(
         problem.layers[stage.first_layer - 1].output_bytes_per_sample if stage.first_layer else 0.0,
         layers[-1].output_bytes_per_sample if stage.last_layer < problem.num_layers - 1 else 0.0,
     ]
-    compute, exchange, across, all_reduce_seconds = terms
+    compute, exchange, across, all_reduce_seconds, _ = terms
     boundary_seconds = across
     # Rows are pulled and gradients pushed one after the other.
     pull_seconds = exchange / 2

@@ -5,6 +5,7 @@ The planner computes all stages at once, as arrays; this is what its tests compa
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
 from heterps_core.planning.cost_model.disk_sweep import ROW_SHARE, SLOT_FACTOR, SWEEPS_IN_MEMORY
@@ -21,6 +22,7 @@ class PlainStage(NamedTuple):
     links_seconds: float
     sweep_seconds: float | None
     memory_bytes: float
+    drained_seconds: float = 0.0
 
     @property
     def communication_seconds(self) -> float:
@@ -29,7 +31,7 @@ class PlainStage(NamedTuple):
     @property
     def seconds(self) -> float:
         in_memory = self.exchange_seconds + max(self.compute_seconds, self.links_seconds)
-        return max(in_memory, self.sweep_seconds or 0.0)
+        return max(in_memory, self.drained_seconds, self.sweep_seconds or 0.0)
 
 
 def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int = 1) -> PlainStage:
@@ -43,8 +45,11 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
         pacing = float(pacing_replicas(problem.batch_size // num_microbatches, k))
     compute, exchange, links = _in_memory(problem, stage, pacing, num_microbatches)
     memory_bytes = whole + sharded / k
+    in_memory = _drained(
+        problem, stage, PlainStage(compute, exchange, links, None, memory_bytes), pacing, num_microbatches
+    )
     if memory_bytes <= unit.usable_bytes * (1 + 1e-12):
-        return PlainStage(compute, exchange, links, None, memory_bytes)
+        return in_memory
     tables = sum(layer.state_bytes for layer in layers if layer.cold_bytes_per_sample)
     resident = sharded - tables
     sweeps = []
@@ -64,11 +69,55 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
             2 * tables / k / unit.disk_bytes_per_s / steps,
             unit.sweep_seconds_per_byte * cold / pacing,
         )
-        sweeps.append((max(exchange + max(compute + work, links), disk), disk, work))
-    if not sweeps:
-        return PlainStage(compute, exchange, links, None, memory_bytes)
-    _, disk, work = min(sweeps, key=lambda sweep: sweep[0])
-    return PlainStage(compute + work, exchange, links, disk, unit.usable_bytes)
+        swept = PlainStage(compute + work, exchange, links, disk, unit.usable_bytes)
+        sweeps.append(_drained(problem, stage, swept, pacing, num_microbatches))
+    return min(sweeps, key=lambda each: each.seconds, default=in_memory)
+
+
+def _drained(problem: SchedulingProblem, stage: Stage, part: PlainStage, k: float, m: int) -> PlainStage:
+    """Return the stage with the least time of a step that drains; passes are a third forward, a third put off."""
+    if not problem.drains:
+        return part
+    name, unit = stage.device_type, problem.device_types[stage.device_type]
+    layers = problem.layers[stage.first_layer : stage.last_layer + 1]
+    work = sum(layer.compute_seconds[name] for layer in layers)
+    connected = sum(layer.compute_seconds[name] for layer in layers if layer.kind == "fully_connected")
+    put_off = connected / work / 3 if work else 0.0
+    before = _before(problem, stage.first_layer, m)
+    is_last = stage.last_layer == problem.num_layers - 1
+    to_left = 0.0
+    if stage.first_layer:
+        to_left = 2 * problem.batch_size * problem.layers[stage.first_layer - 1].output_bytes_per_sample
+    to_right = 0.0 if is_last else 2 * problem.batch_size * layers[-1].output_bytes_per_sample
+    gradient = to_left / unit.bandwidth_bytes_per_s / k / m
+    messages = (to_left + to_right) / unit.bandwidth_bytes_per_s / k
+    summed = part.links_seconds - messages
+    if stage.first_layer and not is_last:
+        around = part.exchange_seconds / 2 / m + part.compute_seconds * (2 / 3 - put_off) / m
+    else:
+        around = part.exchange_seconds / m + part.compute_seconds * (1 - put_off) / m
+    return part._replace(
+        drained_seconds=max(
+            part.exchange_seconds + part.compute_seconds + summed,
+            part.exchange_seconds + part.compute_seconds * (1 - put_off) + gradient + before,
+            messages + gradient + around + max(summed, before),
+        )
+    )
+
+
+def _before(problem: SchedulingProblem, first_layer: int, m: int) -> float:
+    """Return the least time of a micro-batch, forward and backward, in the layers before a stage."""
+    seconds = 0.0
+    rows = problem.batch_size // m
+    for layer in problem.layers[:first_layer]:
+        least = inf
+        for name, unit in problem.device_types.items():
+            fewest_rows = rows // min(unit.max_units, rows)
+            alpha, samples = unit.compute_parallel_fraction, problem.batch_size / problem.profile_batch_size
+            each = (1 - alpha) + alpha * samples / m * fewest_rows / rows
+            least = min(least, layer.compute_seconds[name] * each)
+        seconds += least * (2 / 3 if layer.kind == "fully_connected" else 1)
+    return seconds
 
 
 def _in_memory(

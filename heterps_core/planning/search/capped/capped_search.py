@@ -154,6 +154,8 @@ class CappedSearch:
                 is_over = self._is_over() or self._num_steps >= self.most_steps
                 if is_over and (self.best.stages is not None or self._num_steps >= _NUM_FIRST_INTERVALS):
                     break
+                if self.problem.drains and self._given_up <= self._heap[0].lower_bound and self.best.stages:
+                    break  # Stages that fill and drain keep the bound below the best plan, as it is simulated.
                 self._num_steps += 1
                 if self._num_steps == _STEPS_WITHOUT_PLAN and self.best.stages is None:
                     met = self._feasible_rows(high_seconds)

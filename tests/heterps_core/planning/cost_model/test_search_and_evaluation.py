@@ -101,6 +101,7 @@ def test_each_stage_takes_as_long_in_the_tables_of_a_search_as_in_the_evaluation
             for found in (parts, plain):
                 same_terms(terms.compute, [part.compute_seconds for part in found])
                 same_terms(terms.exchange, [part.exchange_seconds for part in found])
+                same_terms(terms.drained, [part.drained_seconds for part in found])
                 same_terms(
                     terms.exchange + terms.across + terms.gradient_sum,
                     [part.communication_seconds for part in found],
