@@ -64,7 +64,7 @@ def unit_type(
     scales better than its beta says, a stage of dense layers worse. The trainer's step applies it to the exchange
     alone.
     """
-    inner_cuts = [crossing_bytes_per_sample(layer, wire_dtype=wire_dtype) for layer in graph.layers[:-1]]
+    inner_cuts = [_crossing_bytes_per_sample(layer, wire_dtype=wire_dtype) for layer in graph.layers[:-1]]
     mean_boundary_bytes = sum(inner_cuts) / len(inner_cuts) if inner_cuts else 0.0
     if step_model is StepModel.TRAINER:
         beta = profile.exchange_parallel_fraction
@@ -131,13 +131,13 @@ def build_problem(
                 kind=layer.kind.value,
                 is_sharded=layer.is_sharded,
                 state_bytes=layer.state_bytes,
-                output_bytes_per_sample=crossing_bytes_per_sample(layer, wire_dtype=wire_dtype),
+                output_bytes_per_sample=_crossing_bytes_per_sample(layer, wire_dtype=wire_dtype),
                 compute_seconds={
                     name: profiles[name].compute_seconds(index, batch_size=batch_size)
                     for name in device_types
                 },
                 communication_seconds={
-                    name: in_stage_seconds(
+                    name: _in_stage_seconds(
                         profiles[name], index, batch_size=batch_size, wire_dtype=wire_dtype
                     )
                     for name in device_types
@@ -158,18 +158,18 @@ def build_problem(
     )
 
 
-def crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
+def _crossing_bytes_per_sample(layer: Layer, *, wire_dtype: str) -> int:
     """Return the bytes that cross a boundary after a layer; a graph has them in float32."""
     return layer.output_bytes_per_sample // (1 if wire_dtype == "float32" else 2)
 
 
-def exchanged_share(wire_dtype: str) -> float:
+def _exchanged_share(wire_dtype: str) -> float:
     """Return the bytes that replicas exchange for a row of 16 numbers, as a share of what float32 takes.
 
     Narrower rows have a larger share.
 
     Example:
-        >>> round(exchanged_share("bfloat16"), 3)
+        >>> round(_exchanged_share("bfloat16"), 3)
         0.529
     """
     return _EXCHANGED_BYTES[wire_dtype] / _EXCHANGED_BYTES["float32"]
@@ -224,7 +224,7 @@ def _slower(timing: LayerTiming, factor: float) -> LayerTiming:
     return replace(timing, forward=forward, backward=backward, update=update)
 
 
-def in_stage_seconds(
+def _in_stage_seconds(
     profile: LayerProfile, layer: int, *, batch_size: int, wire_dtype: str = "float32"
 ) -> float:
     """Return a layer's share of ODT: in-stage communication of B_o samples in the limit of many replicas.
@@ -237,7 +237,7 @@ def in_stage_seconds(
     """
     timing = profile.timings[layer]
     if timing.is_sharded:
-        exchanged_bytes = exchanged_share(wire_dtype) * timing.exchanged_bytes
+        exchanged_bytes = _exchanged_share(wire_dtype) * timing.exchanged_bytes
         return profile.exchange_link.seconds(exchanged_bytes, num_messages=ROUND_TRIP_MESSAGES)
     return profile.update_share(batch_size) * profile.all_reduce_seconds(layer)
 

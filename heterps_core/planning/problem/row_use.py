@@ -8,11 +8,11 @@ ZIPF_EXPONENT = 1.05
 """s, the exponent of Zipf's law: the i-th most used row is looked up in proportion to 1 / i^s. Assumed."""
 
 
-def cold_share(num_rows: float, hot_share: float) -> float:
+def _cold_share(num_rows: float, hot_share: float) -> float:
     """Return the share of look-ups that miss the most used rows of a table.
 
     Example:
-        >>> round(cold_share(3e8, 0.1), 2), cold_share(3e8, 1.0)
+        >>> round(_cold_share(3e8, 0.1), 2), _cold_share(3e8, 1.0)
         (0.07, 0.0)
     """
     return 1.0 - _uses(max(hot_share * num_rows, 0.0)) / _uses(num_rows)
@@ -25,7 +25,7 @@ def cold_bytes_per_sample(layer: Layer, hot_share: float) -> float:
     """
     rows_per_column = layer.parameter_bytes / layer.looked_up_bytes_per_sample
     looked_up_state_bytes = layer.looked_up_bytes_per_sample * layer.state_bytes / layer.parameter_bytes
-    return looked_up_state_bytes * cold_share(rows_per_column, hot_share)
+    return looked_up_state_bytes * _cold_share(rows_per_column, hot_share)
 
 
 def _uses(num_rows: float) -> float:

@@ -37,7 +37,7 @@ MAX_ALTERNATIVES = 9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CoverOption:
+class _CoverOption:
     """An offer that could serve a stage, with the units that one instance brings."""
 
     offer: InstanceOffer
@@ -73,7 +73,7 @@ def on_demand_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[
     return None if steady is None else _sizes(steady)
 
 
-def _sizes(options: Sequence[CoverOption]) -> tuple[InstanceSize, ...]:
+def _sizes(options: Sequence[_CoverOption]) -> tuple[InstanceSize, ...]:
     return tuple(
         InstanceSize(
             name=option.offer.instance_type.name,
@@ -90,7 +90,7 @@ def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) ->
     An instance is lost with all its units, so units in larger instances bring fewer. The planner counts in
     units and needs one figure: that of the instances that are bought for `USUAL_UNITS` of them.
     """
-    bought = cheapest_cover(USUAL_UNITS, _options_for(device_type, tuple(offers)))
+    bought = _cheapest_cover(USUAL_UNITS, _options_for(device_type, tuple(offers)))
     return sum(option.offer.interruptions_per_hour * count for option, count in bought) / USUAL_UNITS
 
 
@@ -171,7 +171,7 @@ def instances_by_zone(
     return tuple(sorted(plans, key=lambda plan: plan.price_usd_per_hour))
 
 
-def equal_offers(
+def _equal_offers(
     offer: InstanceOffer, offers: Iterable[InstanceOffer], *, device_type: str, units: int
 ) -> tuple[InstanceOffer, ...]:
     """Return the offers that may stand in for another one that is not available, the cheapest first.
@@ -216,7 +216,7 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
             offer=option.offer,
             count=count,
             units_per_instance=option.units,
-            alternatives=equal_offers(
+            alternatives=_equal_offers(
                 option.offer, offers, device_type=cover.stage.device_type, units=option.units
             ),
         )
@@ -236,8 +236,8 @@ class _StageCover:
     """What may be bought for a stage, and its price."""
 
     stage: Stage
-    options: Sequence[CoverOption]
-    on_demand: Sequence[CoverOption] | None
+    options: Sequence[_CoverOption]
+    on_demand: Sequence[_CoverOption] | None
     """In which one of its machines may be bought; None where all are on-demand."""
 
     cover: InstanceCover
@@ -257,18 +257,18 @@ class _StageCover:
         num_units = self.stage.num_replicas
         return self.cover.steady_usd_per_hour(num_units) - self.cover.price_usd_per_hour(num_units)
 
-    def bought(self, *, must_be_steady: bool) -> list[tuple[CoverOption, int]]:
+    def bought(self, *, must_be_steady: bool) -> list[tuple[_CoverOption, int]]:
         """Return what is bought, that on-demand first."""
         num_units = self.stage.num_replicas
         size = self.cover.steady_size(num_units)
         if size is None or self.on_demand is None or (self.on_demand_usd_per_hour > 0 and not must_be_steady):
-            return cheapest_cover(num_units, self.options)
+            return _cheapest_cover(num_units, self.options)
         steady = self.on_demand[size]
         left = num_units - steady.units
-        return [(steady, 1), *(cheapest_cover(left, self.options) if left > 0 else ())]
+        return [(steady, 1), *(_cheapest_cover(left, self.options) if left > 0 else ())]
 
 
-def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple[CoverOption, int]]:
+def _cheapest_cover(num_units: int, options: Sequence[_CoverOption]) -> list[tuple[_CoverOption, int]]:
     """Return counts of options that together carry at least `num_units`, at the least price, the largest first.
 
     Raises:
@@ -281,12 +281,12 @@ def cheapest_cover(num_units: int, options: Sequence[CoverOption]) -> list[tuple
 
 
 def _cover(
-    options: Sequence[CoverOption], num_units: int, on_demand: Sequence[CoverOption] = ()
+    options: Sequence[_CoverOption], num_units: int, on_demand: Sequence[_CoverOption] = ()
 ) -> InstanceCover:
     return InstanceCover.of(_sizes(options), most_units=num_units, on_demand=_sizes(on_demand))
 
 
-def _on_demand_options(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption] | None:
+def _on_demand_options(name: str, offers: Sequence[InstanceOffer]) -> list[_CoverOption] | None:
     """Return the offers on-demand with the hardware of a type on spot; None for a type that is on-demand."""
     device_type = get_device_type(name)
     if device_type.market is not Market.SPOT:
@@ -294,15 +294,15 @@ def _on_demand_options(name: str, offers: Sequence[InstanceOffer]) -> list[Cover
     return _carriers(device_type.in_market(Market.ON_DEMAND), offers)
 
 
-def _carriers(device_type: DeviceType, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+def _carriers(device_type: DeviceType, offers: Sequence[InstanceOffer]) -> list[_CoverOption]:
     return [
-        CoverOption(offer=offer, units=units)
+        _CoverOption(offer=offer, units=units)
         for offer in offers
         if (units := device_type.units_in(offer)) > 0
     ]
 
 
-def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[CoverOption]:
+def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[_CoverOption]:
     device_type = get_device_type(name)
     options = _carriers(device_type, offers)
     if not options:

@@ -94,7 +94,7 @@ def _proven(
     found = CappedSearch(problem, known=known, deadline=deadline).run()
     if found.stages is None:
         is_infeasible = math.isinf(found.lower_bound)
-        raise explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met(problem)
+        raise _explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met(problem)
     # A bound that misses the optimum by rounding alone is the optimum.
     is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
     return found.stages, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
@@ -152,7 +152,7 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = N
     return problem.batch_size / least_seconds
 
 
-def explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> InfeasiblePlanError:
+def _explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> InfeasiblePlanError:
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
     Constraints are dropped one after the other, the floor first, then the caps: the first whose absence

@@ -21,7 +21,7 @@ Direction = Literal["forward", "backward"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowRoutes:
+class _RowRoutes:
     """Messages in the order of their rows; every field has shape (R,) for R messages."""
 
     replicas: Ints
@@ -33,30 +33,30 @@ class RowRoutes:
     num_rows: Ints
     """At least 1."""
 
-    def reversed(self) -> RowRoutes:
+    def reversed(self) -> _RowRoutes:
         """Return the same messages in the other direction."""
-        return RowRoutes(replicas=self.peer_replicas, peer_replicas=self.replicas, num_rows=self.num_rows)
+        return _RowRoutes(replicas=self.peer_replicas, peer_replicas=self.replicas, num_rows=self.num_rows)
 
 
-def slice_bounds(num_rows: int, num_replicas: int) -> Ints:
+def _slice_bounds(num_rows: int, num_replicas: int) -> Ints:
     """Return the first row of each replica's slice and the number of rows after the last; shape (k + 1,)."""
     firsts = [replica_slice(num_rows, num_replicas, replica).first for replica in range(num_replicas)]
     return np.array([*firsts, num_rows], dtype=np.int64)
 
 
-def routes_between(num_rows: int, *, num_replicas: int, num_peer_replicas: int) -> RowRoutes:
+def _routes_between(num_rows: int, *, num_replicas: int, num_peer_replicas: int) -> _RowRoutes:
     """Return the messages in which the slices of a micro-batch travel from one stage to the other.
 
     Example:
-        >>> routes = routes_between(12, num_replicas=3, num_peer_replicas=2)
+        >>> routes = _routes_between(12, num_replicas=3, num_peer_replicas=2)
         >>> list(zip(routes.replicas.tolist(), routes.peer_replicas.tolist(), routes.num_rows.tolist()))
         [(0, 0, 4), (1, 0, 2), (1, 1, 2), (2, 1, 4)]
     """
-    bounds, peer_bounds = slice_bounds(num_rows, num_replicas), slice_bounds(num_rows, num_peer_replicas)
+    bounds, peer_bounds = _slice_bounds(num_rows, num_replicas), _slice_bounds(num_rows, num_peer_replicas)
     # Between two neighbouring bounds of either stage lies one message. Empty slices begin where the next one
     # does, so the last slice that begins at a row is the one that holds it.
     cuts = np.union1d(bounds, peer_bounds)
-    return RowRoutes(
+    return _RowRoutes(
         replicas=np.searchsorted(bounds, cuts[:-1], side="right") - 1,
         peer_replicas=np.searchsorted(peer_bounds, cuts[:-1], side="right") - 1,
         num_rows=np.diff(cuts),
@@ -73,7 +73,7 @@ class Transfer:
 
     def __init__(
         self,
-        routes: RowRoutes,
+        routes: _RowRoutes,
         *,
         num_senders: int,
         num_receivers: int,
@@ -152,7 +152,7 @@ def stage_durations(
     # Rows of a slice, in a micro-batch of mean size.
     mean_rows = [load.batch_size / load.num_microbatches / stage.num_replicas for stage in load.stages]
 
-    def transfer(sender: int, receiver: int, routes: RowRoutes) -> Transfer:
+    def transfer(sender: int, receiver: int, routes: _RowRoutes) -> Transfer:
         seconds = {
             max(sender, receiver): load.stages[max(sender, receiver)].input_seconds,
             min(sender, receiver): load.stages[min(sender, receiver)].output_seconds,
@@ -166,14 +166,14 @@ def stage_durations(
         )
 
     boundaries = [
-        routes_between(num_rows, num_replicas=stage.num_replicas, num_peer_replicas=following.num_replicas)
+        _routes_between(num_rows, num_replicas=stage.num_replicas, num_peer_replicas=following.num_replicas)
         for stage, following in pairwise(load.stages)
     ]
     arriving = [transfer(index, index + 1, routes) for index, routes in enumerate(boundaries)]
     returning = [transfer(index + 1, index, routes.reversed()) for index, routes in enumerate(boundaries)]
     durations = []
     for index, stage in enumerate(load.stages):
-        num_slice_rows = np.diff(slice_bounds(num_rows, stage.num_replicas))
+        num_slice_rows = np.diff(_slice_bounds(num_rows, stage.num_replicas))
         factors = 1 + stage.compute_row_share * (num_slice_rows / mean_rows[index] - 1)
         factors *= slow_factors[index]
         durations.append(

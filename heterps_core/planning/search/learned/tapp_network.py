@@ -39,7 +39,7 @@ TANH_CONSTANT = 1.0
 _MICROSECONDS_PER_S = 1e6
 
 
-class LayerInputs(NamedTuple):
+class _LayerInputs(NamedTuple):
     """Inputs of the networks for the L layers of a problem."""
 
     words: Tensor
@@ -52,15 +52,15 @@ class LayerInputs(NamedTuple):
     """Shape (L, 4)."""
 
 
-def layer_inputs(problem: SchedulingProblem) -> LayerInputs:
+def layer_inputs(problem: SchedulingProblem) -> _LayerInputs:
     """Return the inputs of both networks for a chain.
 
     The paper counts GFLOPs; `problem.json` holds none, so the mean of a layer's compute time over the device types
-    stands in. How a number becomes four entries is not printed in the paper: see `metric_entries`.
+    stands in. How a number becomes four entries is not printed in the paper: see `_metric_entries`.
     """
     kinds = list(dict.fromkeys(layer.kind for layer in problem.layers))
     metrics = [
-        metric_entries(np.array(values))
+        _metric_entries(np.array(values))
         for values in (
             [layer.state_bytes / BYTES_PER_MIB for layer in problem.layers],
             [
@@ -70,14 +70,14 @@ def layer_inputs(problem: SchedulingProblem) -> LayerInputs:
             [layer.output_bytes_per_sample / BYTES_PER_MIB for layer in problem.layers],
         )
     ]
-    return LayerInputs(
+    return _LayerInputs(
         words=torch.tensor([kinds.index(layer.kind) for layer in problem.layers]),
         metrics=torch.tensor(np.concatenate(metrics, axis=1), dtype=torch.float32),
-        successors=torch.tensor(successor_entries(problem.num_layers), dtype=torch.float32),
+        successors=torch.tensor(_successor_entries(problem.num_layers), dtype=torch.float32),
     )
 
 
-def metric_entries(values: Floats) -> Floats:
+def _metric_entries(values: Floats) -> Floats:
     """Return four entries for one metric of L layers, shape (L, 4).
 
     The standardised value, the standardised log(1 + value), the share of the largest, and the rank in [0, 1):
@@ -92,7 +92,7 @@ def _standardised(values: Floats) -> Floats:
     return np.asarray((values - values.mean()) / (values.std() or 1.0))
 
 
-def successor_entries(num_layers: int) -> Floats:
+def _successor_entries(num_layers: int) -> Floats:
     """Return two entries for each of two successors, shape (L, 4), layers being numbered from 1.
 
     Layer i has the entries i / L and sin(2 pi i / L) as a successor. A chain's layers have one successor, the
@@ -104,7 +104,7 @@ def successor_entries(num_layers: int) -> Floats:
     return entries
 
 
-class PartitionNetwork(nn.Module):
+class _PartitionNetwork(nn.Module):
     """Feed-forward: 32 numbers of a layer -> logits over the G groups."""
 
     def __init__(self, num_groups: int) -> None:
@@ -130,7 +130,7 @@ def neighbour_logits(num_layers: int, num_groups: int, *, bias: float) -> Tensor
     return -bias * ((layers[:, None] - groups) * num_groups) ** 2
 
 
-def group_vectors(word_vectors: Tensor, metrics: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+def _group_vectors(word_vectors: Tensor, metrics: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """Return what the allocation network sees of each group, shape (M, G, 28 + G).
 
     The means of the members' word vectors (L, 16) and metrics (L, 12), then one number per group: 1 where a member
@@ -143,7 +143,7 @@ def group_vectors(word_vectors: Tensor, metrics: Tensor, groups: Tensor, num_gro
     return torch.cat([means, feeds.clamp(max=1)], dim=2)
 
 
-class AllocationNetwork(nn.Module):
+class _AllocationNetwork(nn.Module):
     """Sequence to sequence with attention: vectors of the groups -> a device type for each, in order.
 
     A bidirectional LSTM reads the groups; an LSTM places them one by one, fed a vector of the type before (a learned
@@ -167,7 +167,7 @@ class AllocationNetwork(nn.Module):
     def sample(
         self, vectors: Tensor, num_placements: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Draw K placements of the groups, vectors of shape (M, G, 28 + G) as from `group_vectors`.
+        """Draw K placements of the groups, vectors of shape (M, G, 28 + G) as from `_group_vectors`.
 
         Returns:
             The type of each group, shape (M, K, G), and log P of it, of the same shape.
@@ -199,7 +199,7 @@ class AllocationNetwork(nn.Module):
         return TANH_CONSTANT * torch.tanh(self.output_weight(torch.cat([state, context], dim=1)))
 
 
-class TappSample(NamedTuple):
+class _TappSample(NamedTuple):
     """P plans with their log-probabilities."""
 
     plans: Tensor
@@ -216,17 +216,17 @@ class TappPolicy(nn.Module):
     """
 
     def __init__(
-        self, inputs: LayerInputs, num_types: int, *, num_groups: int, neighbour_bias: float = 0.0
+        self, inputs: _LayerInputs, num_types: int, *, num_groups: int, neighbour_bias: float = 0.0
     ) -> None:
         super().__init__()
         self.inputs = inputs
         self.num_groups = num_groups
         self.word_vectors = nn.Embedding(int(inputs.words.max()) + 1, WORD_WIDTH)
         self.neighbour_logits = neighbour_logits(len(inputs.words), num_groups, bias=neighbour_bias)
-        self.partition = PartitionNetwork(num_groups)
-        self.allocation = AllocationNetwork(num_groups, num_types)
+        self.partition = _PartitionNetwork(num_groups)
+        self.allocation = _AllocationNetwork(num_groups, num_types)
 
-    def sample(self, num_groupings: int, num_placements: int, generator: torch.Generator) -> TappSample:
+    def sample(self, num_groupings: int, num_placements: int, generator: torch.Generator) -> _TappSample:
         """Draw groupings, and placements of each.
 
         The log-probability of a placement counts only groups that have members: the type of an empty one
@@ -239,12 +239,12 @@ class TappPolicy(nn.Module):
             log_table.detach().exp(), num_groupings, replacement=True, generator=generator
         ).T  # (M, L)
         of_grouping = log_table[torch.arange(groups.shape[1]), groups].sum(dim=1)  # (M,)
-        vectors = group_vectors(word_vectors, self.inputs.metrics, groups, self.num_groups)
+        vectors = _group_vectors(word_vectors, self.inputs.metrics, groups, self.num_groups)
         types, of_types = self.allocation.sample(vectors, num_placements, generator)
         has_members = nn.functional.one_hot(groups, self.num_groups).amax(dim=1)[:, None]  # (M, 1, G)
         of_placement = (of_types * has_members).sum(dim=2)  # (M, K)
         plans = types.gather(2, groups[:, None].expand(-1, num_placements, -1))  # (M, K, L)
-        return TappSample(
+        return _TappSample(
             plans=plans.flatten(end_dim=1),
             log_probabilities=(of_grouping[:, None] + of_placement).flatten(),
         )

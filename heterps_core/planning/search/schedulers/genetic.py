@@ -61,13 +61,13 @@ class GeneticScheduler(ProposingScheduler):
         known: dict[bytes, float] = {}
         num_newcomers = self.settings.children_per_generation
         first_plans = [
-            single_run_plans(num_layers, num_types),
-            two_run_plans(num_layers, num_types, num_newcomers, random),
+            _single_run_plans(num_layers, num_types),
+            _two_run_plans(num_layers, num_types, num_newcomers, random),
         ]
         num_known = -num_newcomers
         while len(known) - num_known >= num_newcomers:
             num_known = len(known)
-            newcomers = random_run_plans(num_newcomers, num_layers, num_types, random)
+            newcomers = _random_run_plans(num_newcomers, num_layers, num_types, random)
             yield from self._evolve(np.concatenate([*first_plans, newcomers]), num_types, known, random)
             first_plans = []
 
@@ -85,7 +85,7 @@ class GeneticScheduler(ProposingScheduler):
         num_stale = 0
         while num_stale < _PATIENCE_GENERATIONS:
             best = rewards.max(initial=-np.inf)
-            children = unseen(children, seen)
+            children = _unseen(children, seen)
             found = yield from _rewards_of(children, known)
             parents, rewards = np.concatenate([parents, children]), np.concatenate([rewards, found])
             fittest = np.argsort(-rewards, kind="stable")[: settings.num_parents]
@@ -103,10 +103,10 @@ class GeneticScheduler(ProposingScheduler):
         num_crossed = round(_CROSSOVER_SHARE * num_children)
         children = parents[_places(len(parents), num_children, random)]
         partners = parents[_places(len(parents), num_crossed, random)]
-        children[:num_crossed] = crossed(children[:num_crossed], partners, random)
+        children[:num_crossed] = _crossed(children[:num_crossed], partners, random)
         num_kept = num_crossed // 2
-        children[num_kept:] = mutated(children[num_kept:], num_types, random)
-        newcomers = random_run_plans(num_newcomers, parents.shape[1], num_types, random)
+        children[num_kept:] = _mutated(children[num_kept:], num_types, random)
+        newcomers = _random_run_plans(num_newcomers, parents.shape[1], num_types, random)
         return np.concatenate([children, newcomers])
 
 
@@ -125,12 +125,12 @@ def _places(num_parents: int, num_places: int, random: np.random.Generator) -> I
     return np.asarray(random.integers(num_parents, size=(2, num_places)).min(axis=0))
 
 
-def single_run_plans(num_layers: int, num_types: int) -> Assignments:
+def _single_run_plans(num_layers: int, num_types: int) -> Assignments:
     """Return the plan of each type alone, shape (T, L)."""
     return np.repeat(np.arange(num_types)[:, None], num_layers, axis=1)
 
 
-def two_run_plans(num_layers: int, num_types: int, most: int, random: np.random.Generator) -> Assignments:
+def _two_run_plans(num_layers: int, num_types: int, most: int, random: np.random.Generator) -> Assignments:
     """Return all plans with one border, or a random choice of `most` where there are more; shape (P, L)."""
     first, second, border = (
         axis.reshape(-1) for axis in np.meshgrid(*map(np.arange, (num_types, num_types, num_layers)))
@@ -141,7 +141,7 @@ def two_run_plans(num_layers: int, num_types: int, most: int, random: np.random.
     return np.where(is_behind, second[chosen, None], first[chosen, None])
 
 
-def random_run_plans(
+def _random_run_plans(
     num_plans: int, num_layers: int, num_types: int, random: np.random.Generator
 ) -> Assignments:
     """Return random plans, shape (P, L), which have one to six runs in the mean."""
@@ -152,7 +152,7 @@ def random_run_plans(
     return np.asarray(np.take_along_axis(types, borders.cumsum(axis=1), axis=1))
 
 
-def unseen(plans: Assignments, seen: set[bytes]) -> Assignments:
+def _unseen(plans: Assignments, seen: set[bytes]) -> Assignments:
     """Return the plans that are not in `seen`, without repeats, and add them to it."""
     first_places = {plan.tobytes(): index for index, plan in reversed(list(enumerate(plans)))}
     new = sorted(index for key, index in first_places.items() if key not in seen)
@@ -160,7 +160,7 @@ def unseen(plans: Assignments, seen: set[bytes]) -> Assignments:
     return plans[new]
 
 
-def crossed(plans: Assignments, partners: Assignments, random: np.random.Generator) -> Assignments:
+def _crossed(plans: Assignments, partners: Assignments, random: np.random.Generator) -> Assignments:
     """Return each plan with a stretch between two random cut points taken from its partner; shapes (P, L)."""
     num_plans, num_layers = plans.shape
     cuts = np.sort(random.integers(num_layers + 1, size=(2, num_plans, 1)), axis=0)
@@ -168,7 +168,7 @@ def crossed(plans: Assignments, partners: Assignments, random: np.random.Generat
     return np.where((layers >= cuts[0]) & (layers < cuts[1]), partners, plans)
 
 
-def mutated(plans: Assignments, num_types: int, random: np.random.Generator) -> Assignments:
+def _mutated(plans: Assignments, num_types: int, random: np.random.Generator) -> Assignments:
     """Return each plan with one run of layers painted in one type, shape (P, L).
 
     One of four, equally likely: a neighbour's type flows over a border for some layers; a run takes a random
@@ -178,7 +178,7 @@ def mutated(plans: Assignments, num_types: int, random: np.random.Generator) -> 
     num_plans, num_layers = plans.shape
     rows = np.arange(num_plans)
     layer = np.asarray(random.integers(num_layers, size=num_plans))
-    run_first, run_last = run_around(plans, layer)
+    run_first, run_last = _run_around(plans, layer)
     is_from_left = random.random(num_plans) < 0.5
     neighbour = np.where(is_from_left, run_first - 1, run_last + 1)
     neighbour_type = plans[rows, neighbour.clip(0, num_layers - 1)]
@@ -198,7 +198,7 @@ def mutated(plans: Assignments, num_types: int, random: np.random.Generator) -> 
     return np.where(is_painted, painted_type[:, None], plans)
 
 
-def run_around(plans: Assignments, layer: Ints) -> tuple[Ints, Ints]:
+def _run_around(plans: Assignments, layer: Ints) -> tuple[Ints, Ints]:
     """Return first and last layer of the run that holds one layer of each plan, shapes (P,)."""
     num_plans, num_layers = plans.shape
     begins = np.ones((num_plans, num_layers), dtype=bool)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from heterps_core.models.model_graph import Layer, LayerKind
-from heterps_core.planning.problem.row_use import ZIPF_EXPONENT, cold_bytes_per_sample, cold_share
+from heterps_core.planning.problem.row_use import ZIPF_EXPONENT, _cold_share, cold_bytes_per_sample
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_the_cold_share_is_that_of_the_sum_over_the_rows_that_are_not_hot(num_ro
 
     expected = uses[hot_rows:].sum() / uses.sum()
 
-    assert cold_share(num_rows, hot_rows / num_rows) == pytest.approx(expected, abs=3e-3)
+    assert _cold_share(num_rows, hot_rows / num_rows) == pytest.approx(expected, abs=3e-3)
 
 
 def test_cold_bytes_hold_the_optimizer_state_of_all_columns():
@@ -33,5 +33,5 @@ def test_cold_bytes_hold_the_optimizer_state_of_all_columns():
     )
 
     assert cold_bytes_per_sample(layer, 0.0) == pytest.approx(26 * 68)
-    assert cold_bytes_per_sample(layer, 0.1) == pytest.approx(26 * 68 * cold_share(1_000, 0.1))
+    assert cold_bytes_per_sample(layer, 0.1) == pytest.approx(26 * 68 * _cold_share(1_000, 0.1))
     assert cold_bytes_per_sample(layer, 1.0) == 0

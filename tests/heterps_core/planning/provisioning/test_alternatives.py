@@ -4,7 +4,7 @@ import math
 import pytest
 
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
-from heterps_core.planning.provisioning.offer_choice import MAX_ALTERNATIVES, choose_instances, equal_offers
+from heterps_core.planning.provisioning.offer_choice import MAX_ALTERNATIVES, _equal_offers, choose_instances
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from infra.prices.price_catalogue import PriceCatalogue
@@ -45,7 +45,7 @@ def test_as_many_cards_with_more_around_them_stand_in_and_the_cheapest_comes_fir
         card_offer("g4dn.2xlarge", 0.24, memory_gib=32),
     ]
 
-    assert names(equal_offers(PLANNED, [PLANNED, *others], device_type="gpu-t4-spot", units=1)) == [
+    assert names(_equal_offers(PLANNED, [PLANNED, *others], device_type="gpu-t4-spot", units=1)) == [
         "g4dn.2xlarge",
         "g4dn.4xlarge",
     ]
@@ -63,13 +63,13 @@ def test_as_many_cards_with_more_around_them_stand_in_and_the_cheapest_comes_fir
     ],
 )
 def test_what_is_dearer_elsewhere_or_less_does_not_stand_in(other):
-    assert equal_offers(PLANNED, [PLANNED, other], device_type="gpu-t4-spot", units=1) == ()
+    assert _equal_offers(PLANNED, [PLANNED, other], device_type="gpu-t4-spot", units=1) == ()
 
 
 def test_no_more_stand_in_than_a_fleet_request_is_good_for():
     others = [card_offer(f"g4dn.{index}xlarge", 0.21) for index in range(30)]
 
-    found = equal_offers(PLANNED, others, device_type="gpu-t4-spot", units=1)
+    found = _equal_offers(PLANNED, others, device_type="gpu-t4-spot", units=1)
 
     assert len(found) == MAX_ALTERNATIVES
 

@@ -8,8 +8,8 @@ from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.provisioning.offer_choice import (
-    CoverOption,
-    cheapest_cover,
+    _cheapest_cover,
+    _CoverOption,
     choose_instances,
     instance_sizes,
     instances_by_zone,
@@ -41,7 +41,7 @@ def cpu_offer(name: str, *, vcpus: int, price_usd_per_hour: float) -> InstanceOf
     )
 
 
-def brute_force_price(num_units: int, options: list[CoverOption]) -> float:
+def brute_force_price(num_units: int, options: list[_CoverOption]) -> float:
     """Least price over all count vectors, in whole cents so that sums are exact."""
     ranges = [range(-(-num_units // option.units) + 1) for option in options]
     return min(
@@ -55,7 +55,7 @@ def test_cover_equals_brute_force_on_random_sizes_and_prices():
     generator = random.Random(20)
     for _ in range(60):
         options = [
-            CoverOption(
+            _CoverOption(
                 offer=cpu_offer(f"c7i.{i}", vcpus=2, price_usd_per_hour=generator.randint(1, 400) / 100),
                 units=generator.randint(1, 6),
             )
@@ -63,7 +63,7 @@ def test_cover_equals_brute_force_on_random_sizes_and_prices():
         ]
         num_units = generator.randint(1, 14)
 
-        cover = cheapest_cover(num_units, options)
+        cover = _cheapest_cover(num_units, options)
 
         assert sum(option.units * count for option, count in cover) >= num_units
         cents = sum(round(count * option.offer.price_usd_per_hour * 100) for option, count in cover)
@@ -72,11 +72,11 @@ def test_cover_equals_brute_force_on_random_sizes_and_prices():
 
 def test_takes_fewer_instances_where_the_price_is_equal():
     small, large = (
-        CoverOption(offer=cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.1), units=1),
-        CoverOption(offer=cpu_offer("c7i.2xlarge", vcpus=8, price_usd_per_hour=0.4), units=4),
+        _CoverOption(offer=cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.1), units=1),
+        _CoverOption(offer=cpu_offer("c7i.2xlarge", vcpus=8, price_usd_per_hour=0.4), units=4),
     )
 
-    assert cheapest_cover(5, [small, large]) == [(large, 1), (small, 1)]
+    assert _cheapest_cover(5, [small, large]) == [(large, 1), (small, 1)]
 
 
 def test_mixes_sizes_per_stage_and_counts_the_rounding():

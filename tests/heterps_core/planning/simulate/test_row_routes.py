@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from heterps_core.planning.simulate.row_routes import Transfer, routes_between
+from heterps_core.planning.simulate.row_routes import Transfer, _routes_between
 from heterps_core.training.pipeline.stage_exchange import routes_to_neighbour
 
 SHAPES = [(12, 3, 2), (10, 1, 4), (512, 31, 2), (7, 5, 3), (3, 5, 4), (4, 9, 1), (1, 6, 6)]
@@ -17,7 +17,7 @@ def test_messages_are_those_that_the_replicas_exchange(num_rows, num_replicas, n
         )
     ]
 
-    routes = routes_between(num_rows, num_replicas=num_replicas, num_peer_replicas=num_peers)
+    routes = _routes_between(num_rows, num_replicas=num_replicas, num_peer_replicas=num_peers)
 
     found = zip(routes.replicas, routes.peer_replicas, routes.num_rows, strict=True)
     assert [tuple(int(value) for value in message) for message in found] == expected
@@ -25,7 +25,7 @@ def test_messages_are_those_that_the_replicas_exchange(num_rows, num_replicas, n
 
 def transfer(num_rows, num_senders, num_receivers, *, send=1.0, receive=1.0):
     return Transfer(
-        routes_between(num_rows, num_replicas=num_senders, num_peer_replicas=num_receivers),
+        _routes_between(num_rows, num_replicas=num_senders, num_peer_replicas=num_receivers),
         num_senders=num_senders,
         num_receivers=num_receivers,
         send_seconds_per_row=send,

@@ -8,15 +8,15 @@ import torch
 from heterps_core.planning.search.learned import tapp_network
 from heterps_core.planning.search.learned.tapp_network import (
     NUM_HIDDEN,
-    AllocationNetwork,
-    LayerInputs,
-    PartitionNetwork,
     TappPolicy,
-    group_vectors,
+    _AllocationNetwork,
+    _group_vectors,
+    _LayerInputs,
+    _metric_entries,
+    _PartitionNetwork,
+    _successor_entries,
     layer_inputs,
-    metric_entries,
     neighbour_logits,
-    successor_entries,
 )
 from tests.builders import make_problem
 
@@ -45,8 +45,8 @@ def test_a_layer_enters_with_32_numbers_and_a_group_with_28_and_one_per_group():
     assert inputs.metrics.shape == (6, 12)
     assert inputs.successors.shape == (6, 4)
     assert layers.shape == (6, 32)
-    assert PartitionNetwork(NUM_GROUPS)(layers).shape == (6, NUM_GROUPS)
-    vectors = group_vectors(word_vectors, inputs.metrics, groups, NUM_GROUPS)
+    assert _PartitionNetwork(NUM_GROUPS)(layers).shape == (6, NUM_GROUPS)
+    vectors = _group_vectors(word_vectors, inputs.metrics, groups, NUM_GROUPS)
     assert vectors.shape == (4, NUM_GROUPS, 28 + NUM_GROUPS)
     assert policy.allocation.encoder.input_size == 28 + NUM_GROUPS
 
@@ -78,7 +78,7 @@ def test_metrics_are_parameters_computation_and_activations_in_megabytes_and_tim
 
 def test_a_metric_becomes_four_entries():
     # By hand: mean 2, variance (4 + 4 + 0) / 3; log(1 + x) of 1, 5 and 3.
-    entries = metric_entries(np.array([0.0, 4.0, 2.0]))
+    entries = _metric_entries(np.array([0.0, 4.0, 2.0]))
 
     deviation = math.sqrt(8 / 3)
     logs = np.log([1.0, 5.0, 3.0])
@@ -89,13 +89,13 @@ def test_a_metric_becomes_four_entries():
 
 
 def test_a_metric_without_spread_stays_finite():
-    assert np.isfinite(metric_entries(np.zeros(4))).all()
-    assert np.isfinite(metric_entries(np.array([7.0]))).all()
+    assert np.isfinite(_metric_entries(np.zeros(4))).all()
+    assert np.isfinite(_metric_entries(np.array([7.0]))).all()
 
 
 def test_successors_are_numbered_from_1_and_missing_ones_are_minus_a_tenth():
     # By hand for four layers: layer 1 feeds layer 2 (2/4, sin(pi)), 2 feeds 3, 3 feeds 4, 4 feeds none.
-    assert successor_entries(4) == pytest.approx(
+    assert _successor_entries(4) == pytest.approx(
         np.array(
             [
                 [0.5, 0.0, -0.1, -0.1],
@@ -111,7 +111,7 @@ def test_a_group_is_the_mean_of_its_members_and_the_groups_that_they_feed():
     words, metrics = torch.randn(4, 16), torch.randn(4, 12)
 
     # Layers 0 and 3 in group 2, layers 1 and 2 in group 0, none in group 1.
-    [vectors] = group_vectors(words, metrics, torch.tensor([[2, 0, 0, 2]]), 3)
+    [vectors] = _group_vectors(words, metrics, torch.tensor([[2, 0, 0, 2]]), 3)
 
     members = torch.cat([words, metrics], dim=1)
     torch.testing.assert_close(vectors[2, :28], (members[0] + members[3]) / 2)
@@ -124,7 +124,7 @@ def test_a_group_is_the_mean_of_its_members_and_the_groups_that_they_feed():
 def test_attention_follows_its_formula(monkeypatch):
     monkeypatch.setattr(tapp_network, "TANH_CONSTANT", 2.0)
     torch.manual_seed(0)
-    network = AllocationNetwork(NUM_GROUPS, NUM_TYPES)
+    network = _AllocationNetwork(NUM_GROUPS, NUM_TYPES)
     outputs, state = torch.randn(1, NUM_GROUPS, 2 * NUM_HIDDEN), torch.randn(1, NUM_HIDDEN)
 
     logits = network.logits(state, network.memory_weight(outputs)).detach().numpy()
@@ -142,7 +142,7 @@ def test_attention_follows_its_formula(monkeypatch):
 def test_the_decoder_starts_where_the_encoder_ends_and_is_fed_the_type_before():
     """Two groups decoded again, step by step, from the network's own cells."""
     torch.manual_seed(0)
-    network = AllocationNetwork(2, NUM_TYPES)
+    network = _AllocationNetwork(2, NUM_TYPES)
     vectors = torch.randn(1, 2, 30)
 
     types, log_probabilities = network.sample(vectors, 6, torch.Generator().manual_seed(0))
@@ -217,7 +217,7 @@ def test_a_step_along_the_gradient_moves_probability_to_the_better_plan():
 
 def test_the_gradient_is_that_of_the_expected_reward():
     """The score-function estimate over all plans of one layer equals the derivative of the exact expectation."""
-    inputs = LayerInputs(words=torch.tensor([0]), metrics=torch.zeros(1, 12), successors=torch.zeros(1, 4))
+    inputs = _LayerInputs(words=torch.tensor([0]), metrics=torch.zeros(1, 12), successors=torch.zeros(1, 4))
     policy = make_policy(inputs, num_groups=1)
     weight = policy.allocation.output_weight.weight
     rewards = torch.tensor([1.0, 3.0])

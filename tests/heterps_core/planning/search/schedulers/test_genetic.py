@@ -7,13 +7,13 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
 from heterps_core.planning.search.schedulers.genetic import (
     GeneticScheduler,
-    crossed,
-    mutated,
-    random_run_plans,
-    run_around,
-    single_run_plans,
-    two_run_plans,
-    unseen,
+    _crossed,
+    _mutated,
+    _random_run_plans,
+    _run_around,
+    _single_run_plans,
+    _two_run_plans,
+    _unseen,
 )
 from tests.builders import make_problem
 
@@ -67,21 +67,21 @@ def test_first_plans_are_all_those_of_one_run_and_of_two():
     def num_runs(plan):
         return len(list(groupby(plan)))
 
-    ones = single_run_plans(5, 3).tolist()
-    twos = two_run_plans(5, 3, 100, np.random.default_rng(0)).tolist()
+    ones = _single_run_plans(5, 3).tolist()
+    twos = _two_run_plans(5, 3, 100, np.random.default_rng(0)).tolist()
 
     assert sorted(ones) == [[index] * 5 for index in range(3)]
     assert len({tuple(plan) for plan in twos}) == len(twos) == 3 * 2 * 4  # types x other types x borders
     assert {num_runs(plan) for plan in twos} == {2}
-    assert len(two_run_plans(5, 3, 7, np.random.default_rng(0))) == 7
+    assert len(_two_run_plans(5, 3, 7, np.random.default_rng(0))) == 7
 
 
 def test_a_mutation_paints_one_stretch_with_one_type():
     random = np.random.default_rng(0)
-    plans = random_run_plans(2_000, 12, 4, random)
+    plans = _random_run_plans(2_000, 12, 4, random)
 
-    changed = plans != mutated(plans, 4, np.random.default_rng(1))
-    after = mutated(plans, 4, np.random.default_rng(1))
+    changed = plans != _mutated(plans, 4, np.random.default_rng(1))
+    after = _mutated(plans, 4, np.random.default_rng(1))
 
     assert 0.3 < changed.any(axis=1).mean() < 1
     for plan, is_changed in zip(after[changed.any(axis=1)], changed[changed.any(axis=1)], strict=True):
@@ -93,7 +93,7 @@ def test_mutations_move_borders_join_runs_and_split_them():
     plan = np.array([0, 0, 0, 1, 1, 2, 2, 2])
     children = {
         tuple(child)
-        for child in mutated(np.repeat(plan[None], 5_000, axis=0), 3, np.random.default_rng(0)).tolist()
+        for child in _mutated(np.repeat(plan[None], 5_000, axis=0), 3, np.random.default_rng(0)).tolist()
     }
 
     assert (0, 0, 0, 0, 1, 2, 2, 2) in children  # a border moved
@@ -105,7 +105,7 @@ def test_mutations_move_borders_join_runs_and_split_them():
 def test_a_crossed_plan_takes_one_stretch_from_its_partner():
     zeros, ones = np.zeros((500, 9), dtype=np.int64), np.ones((500, 9), dtype=np.int64)
 
-    children = crossed(zeros, ones, np.random.default_rng(0))
+    children = _crossed(zeros, ones, np.random.default_rng(0))
 
     assert ((np.diff(children, prepend=0, append=0) != 0).sum(axis=1) <= 2).all()
     assert set(children.sum(axis=1).tolist()) == set(range(10))
@@ -115,7 +115,7 @@ def test_the_run_around_a_layer_is_the_longest_of_its_type():
     plans = np.random.default_rng(0).integers(2, size=(200, 7))
     layer = np.random.default_rng(1).integers(7, size=200)
 
-    first, last = run_around(plans, layer)
+    first, last = _run_around(plans, layer)
 
     for plan, middle, low, high in zip(plans.tolist(), layer, first, last, strict=True):
         assert low <= middle <= high
@@ -127,7 +127,7 @@ def test_the_run_around_a_layer_is_the_longest_of_its_type():
 def test_repeats_are_dropped_in_order():
     seen = {np.array([1, 1]).tobytes()}
 
-    kept = unseen(np.array([[0, 1], [1, 1], [0, 1], [1, 0]]), seen)
+    kept = _unseen(np.array([[0, 1], [1, 1], [0, 1], [1, 0]]), seen)
 
     assert kept.tolist() == [[0, 1], [1, 0]]
-    assert unseen(kept, seen).tolist() == []
+    assert _unseen(kept, seen).tolist() == []
