@@ -418,6 +418,7 @@ def train(
 def train_on_host(namespace: str, environment: dict[str, str], clock_file: str) -> None:
     """Move this process, forked a moment ago, to a host, and be a worker there."""
     from heterps_core.training.node.node_life import own_run_directory
+    from heterps_core.training.node.worker_life import start_signs
     from heterps_core.training.worker import Worker
 
     with Path(namespace).open() as file:
@@ -434,7 +435,7 @@ def train_on_host(namespace: str, environment: dict[str, str], clock_file: str) 
             if step:
                 clock.append((time.monotonic(), time.process_time(), *carried_bytes()))
 
-    ClockedWorker(own_run_directory()).train()
+    ClockedWorker(own_run_directory(), start_signs()).train()
     Path(clock_file).write_text(json.dumps(clock))
 
 

@@ -24,12 +24,12 @@ from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning.replica_balance import fixed_stages
+from heterps_core.planning.search.capped.feasibility import stage_time_range
 from heterps_core.planning.search.learned.placement_policy import (
     POLICY_FILE,
     PlacementPolicy,
     policy_features,
 )
-from heterps_core.planning.search.optimum import stage_time_range
 from heterps_core.planning.search.schedulers.policy_gradient import descend
 from heterps_core.plans.scheduling_plan import Stage
 from tests.benchmarks.research.chain_partition import cheapest_partitions
@@ -221,7 +221,7 @@ def imitate(policy: PlacementPolicy, examples: Sequence[Example], random: np.ran
             share = (1 + math.cos(math.pi * progress)) / 2
             optimizer.param_groups[0]["lr"] = last_rate + (first_rate - last_rate) * share
             loss = surprise(policy, batch)
-            descend(optimizer, loss, gradient_norm=1.0)
+            descend(optimizer, loss)
             losses.append(loss.item())
         with torch.no_grad():
             others = [surprise(policy, batch).item() for batch in batches_of(held_out, random)]

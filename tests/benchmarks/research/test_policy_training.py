@@ -5,7 +5,8 @@ import torch
 from heterps_core.planning.search.learned.placement_policy import PlacementPolicy, policy_features
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
-from tests.benchmarks.research.policy_training import Example, good_placement, surprise
+from tests.benchmarks.research import policy_training
+from tests.benchmarks.research.policy_training import Example, good_placement, imitate, surprise
 from tests.builders import make_problem
 
 PROBLEMS = [make_problem(seed, num_layers=6, num_types=3, max_units=400) for seed in range(4)]
@@ -45,3 +46,17 @@ def test_the_surprise_is_the_mean_negative_logarithm_of_each_choice_after_the_on
         ]
 
     assert surprise(policy, batch).item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_a_policy_that_imitates_placements_is_less_surprised_by_them(monkeypatch):
+    monkeypatch.setattr(policy_training, "NUM_EPOCHS", 5)
+    torch.manual_seed(0)
+    examples = [
+        Example(policy_features(problem), torch.tensor(good_placement(problem))) for problem in PROBLEMS
+    ]
+    policy = PlacementPolicy(examples[0].features.shape[2], 8)
+    before = surprise(policy, examples).item()
+
+    imitate(policy, examples, np.random.default_rng(0))
+
+    assert surprise(policy, examples).item() < before
