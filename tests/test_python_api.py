@@ -15,6 +15,8 @@ from tasks.records.mlflow_names import TrackedRun
 from tasks.records.past_runs import PastRun
 from tests.paths import PROJECT
 
+pytestmark = pytest.mark.slow
+
 NIGHT = PROJECT / "docs" / "examples" / "night.problem.json"
 
 

@@ -20,7 +20,7 @@ import torch.multiprocessing as mp
 
 START_METHOD = "forkserver"
 
-multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.pipeline.stage_model"])
+multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.worker", "torch._dynamo"])
 
 
 def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:

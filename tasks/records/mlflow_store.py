@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,7 +103,7 @@ def _make_store(workspace: Workspace) -> None:
     """Make the workspace's own database with all its tables where there is none; may be called again.
 
     Under another name at first, as MLflow makes its tables in steps, and after a kill in between neither goes on nor
-    begins again.
+    begins again. The disk gets the draft once, at its end, as a step of MLflow's waits for the disk otherwise.
     """
     if not workspace.has_own_tracking or workspace.tracking_path.exists():
         return
@@ -110,11 +111,34 @@ def _make_store(workspace: Workspace) -> None:
 
     with TemporaryDirectory(dir=workspace.root, prefix="mlflow-") as folder:
         draft = Path(folder) / workspace.tracking_path.name
-        store = sqlalchemy_store.SqlAlchemyStore(f"sqlite:///{draft}", workspace.artifacts_directory.as_uri())  # type: ignore[no-untyped-call]
-        store.engine.dispose()
+        with _without_waiting_for_the_disk(draft):
+            store = sqlalchemy_store.SqlAlchemyStore(  # type: ignore[no-untyped-call]
+                f"sqlite:///{draft}", workspace.artifacts_directory.as_uri()
+            )
+            store.engine.dispose()
         with suppress(FileExistsError):
             # Another process may have been first.
             os.link(draft, workspace.tracking_path)
+
+
+@contextmanager
+def _without_waiting_for_the_disk(database: Path) -> Iterator[None]:
+    """Let SQLite leave a new database in the system's memory, and write it out at the end."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def leave(connection: sqlite3.Connection, record: object) -> None:
+        # This process may open other databases meanwhile.
+        if any(path.endswith(str(database)) for _, _, path in connection.execute("PRAGMA database_list")):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    event.listen(Engine, "connect", leave)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", leave)
+    with database.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def server_app(workspace: Workspace) -> App:

@@ -3,6 +3,8 @@ import torch
 
 from tests.benchmarks import gpu_split
 
+pytestmark = pytest.mark.slow
+
 
 def test_without_a_gpu_there_are_no_figures_and_the_reason_is_said(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

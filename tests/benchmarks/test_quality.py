@@ -15,6 +15,8 @@ from tests.benchmarks.quality_streams import (
     two_label_stream,
 )
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 4_000
 
 

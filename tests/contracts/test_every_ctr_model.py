@@ -22,15 +22,15 @@ from tests.bare_stage import CONFIG, bare_stage
 from tests.contracts.own_models import OWN_MODELS
 from tests.heterps_core.training.reference import plain_model
 
-FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
+FEATURES = FeatureSpec(num_dense=5, slot_rows=(50,) * 8)
 MODELS = (*CTR_MODELS, *OWN_MODELS)
 
 
 def make_batch(num_rows: int = 64) -> ClickBatch:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 50, (num_rows, 26), generator=generator)
+    ids = torch.randint(0, 50, (num_rows, FEATURES.num_slots), generator=generator)
     return ClickBatch(
-        dense=torch.randn(num_rows, 13, generator=generator),
+        dense=torch.randn(num_rows, FEATURES.num_dense, generator=generator),
         ids=ids,
         labels=(ids[:, 0] % 2).float(),
     )

@@ -162,6 +162,7 @@ def training_record(client, run):
     return training, [each for each in runs if each is not training]
 
 
+@pytest.mark.weekly
 def test_a_tracking_server_that_is_killed_in_mid_training_gets_every_figure_once(
     tmp_path, workspace, clicks, prefect_server
 ):

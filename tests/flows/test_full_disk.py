@@ -59,7 +59,7 @@ def keep_full(folder, process):
     "begun",
     [
         pytest.param("runs/*/parameters.json", id="before it plans", marks=pytest.mark.weekly),
-        pytest.param("runs/*/progress.json", id="while it trains"),
+        pytest.param("runs/*/progress.json", id="while it trains", marks=pytest.mark.weekly),
     ],
 )
 def test_a_workspace_that_is_full_is_reported_in_one_line_with_the_way_on(

@@ -127,6 +127,7 @@ def trained(workspace, clicks, *, num_losses):
     return run, status, errors
 
 
+@pytest.mark.weekly
 def test_a_run_that_loses_a_machine_goes_on_by_itself_and_ends_as_one_that_was_not_disturbed(
     workspace, clicks
 ):

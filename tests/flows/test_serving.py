@@ -55,6 +55,7 @@ def test_the_literal_command_starts_a_run_that_completes(service, clicks):
     assert 0.5 < run.data.metrics["quality/auc"] < 1
 
 
+@pytest.mark.weekly
 def test_the_comparison_runs_by_its_bare_name(service):
     problem = PROJECT / "tests" / "golden" / "problems" / "five_layers_1.json"
 

@@ -24,6 +24,8 @@ from tasks.running import run_lifecycle
 from tasks.running.start import fits_night
 from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, write_logistic
 
+pytestmark = pytest.mark.slow
+
 NUM_ROWS = 4_000
 SITE = DataSchema(name="clicks", label_column="click", categorical_columns=("site",))
 WITH_USER = replace(SITE, categorical_columns=("site", "user"))

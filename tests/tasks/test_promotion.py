@@ -22,6 +22,8 @@ from tasks.records.champion import champion_before, champion_of, roll_back
 from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.tasks.registry import EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED, baseline_of
 
+pytestmark = pytest.mark.slow
+
 
 def guesses(models):
     """A regression that has learned nothing."""

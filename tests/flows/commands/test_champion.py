@@ -11,6 +11,8 @@ from tasks.records.mlflow_names import Tag
 from tasks.records.model_registry import tag_version
 from tests.tasks.registry import FITTED, OLD, SHIFTED
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def heterps(models, capsys, monkeypatch):

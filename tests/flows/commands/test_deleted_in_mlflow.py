@@ -16,6 +16,8 @@ from tasks.records.run_record import note_metrics, refused_records, waiting_reco
 from tasks.running import run_lifecycle
 from tests.tasks.registry import FITTED, OLD
 
+pytestmark = pytest.mark.slow
+
 
 def client_of(workspace):
     return MlflowClient(workspace.tracking_uri, workspace.tracking_uri)

@@ -22,6 +22,8 @@ from tasks.running.live_fleet import only_fleet
 from tests.infra.builders import offer, plan
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def workspace(tmp_path, monkeypatch):

@@ -24,6 +24,8 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from tests.heterps_core.data.synthetic_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
 from tests.moto_server import empty_cloud
 
+pytestmark = pytest.mark.slow
+
 SERVE = DomainDispatcherApplication.__call__
 AS_WRITTEN = {
     "numeric_transform": NumericTransform(

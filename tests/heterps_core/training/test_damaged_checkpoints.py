@@ -29,6 +29,8 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from tests.checkpoints import save_checkpoint
 from tests.worker_processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"the key of this run"
 STEPS = (10, 20)
 OLDER, NEWEST = (f"checkpoints/{step:08d}" for step in STEPS)

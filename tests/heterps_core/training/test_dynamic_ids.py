@@ -125,8 +125,10 @@ class Night:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stages", "change"),
-    [(REPLICAS, {}), (PIPELINE, {"update_mode": "delayed"})],
-    ids=["replicas", "pipeline"],
+    [
+        pytest.param(REPLICAS, {}, id="replicas"),
+        pytest.param(PIPELINE, {"update_mode": "delayed"}, id="pipeline", marks=pytest.mark.weekly),
+    ],
 )
 def test_ids_have_the_same_rows_by_any_plan(stages, change, dataset, tmp_path):
     config = replace(CONFIG, **change)
@@ -146,7 +148,11 @@ def test_ids_have_the_same_rows_by_any_plan(stages, change, dataset, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "small_bytes", [checkpoint_writer.SMALL_BYTES, 0], ids=["whole rows", "changed rows"]
+    "small_bytes",
+    [
+        pytest.param(checkpoint_writer.SMALL_BYTES, id="whole rows", marks=pytest.mark.weekly),
+        pytest.param(0, id="changed rows"),
+    ],
 )
 def test_a_resumed_run_ends_with_the_same_ids_and_weights(small_bytes, dataset, tmp_path):
     night = Night(dataset, tmp_path / "run")

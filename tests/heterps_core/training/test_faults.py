@@ -161,6 +161,7 @@ def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path, mo
     assert failure.value.exit_status == ConfigurationError.exit_status
 
 
+@pytest.mark.weekly
 def test_a_worker_that_stands_still_is_named_and_replaced(frozen, frozen_run):
     training_run = frozen.result()
 

@@ -49,6 +49,7 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.stored_tensors import TensorRows, read_tensors
 from tests.heterps_core.training.test_layer_modes import make_job
 from tests.heterps_core.training.worker_parts import training_loop_of
+from tests.tiers import weekly_after
 from tests.worker_processes import run_in_processes
 
 FEATURES = FeatureSpec(num_dense=2, slot_rows=(401, 300))
@@ -148,7 +149,7 @@ def load(rank: int, folder: str, optimizer: str, num_replicas: int) -> tuple[int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["rowwise-adam", "rowwise-adagrad"])
+@pytest.mark.parametrize("optimizer", weekly_after(1, ["rowwise-adam", "rowwise-adagrad"]))
 def test_what_two_replicas_wrote_in_parts_any_number_reads(optimizer: str, tmp_path: Path) -> None:
     shards = run_in_processes(train_two, 2, str(tmp_path), optimizer)
     whole = {name: shards[0][name] + shards[1][name] for name in shards[0]}
@@ -381,7 +382,7 @@ def final_tensors(job: TrainingJob, folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("update_mode", ["sync", "delayed"])
+@pytest.mark.parametrize("update_mode", weekly_after(1, ["sync", "delayed"]))
 def test_a_run_that_goes_on_learns_the_same_bits_and_with_another_cut_the_same_within_rounding(
     update_mode, tmp_path
 ):

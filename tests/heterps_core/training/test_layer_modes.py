@@ -36,6 +36,7 @@ from tests.heterps_core.data.synthetic_rows import all_rows, held_out
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
+from tests.tiers import weekly_after
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -300,7 +301,7 @@ def test_batch_normalization_in_one_process_learns_and_predicts_what_plain_torch
     np.testing.assert_allclose(logits_of(parts), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("update_mode", UPDATE_MODES)
+@pytest.mark.parametrize("update_mode", weekly_after(1, UPDATE_MODES))
 @pytest.mark.parametrize("model", [SEEN_DROPOUT, WITH_BATCH_NORM])
 def test_a_run_resumed_at_a_checkpoint_learns_bit_for_bit_what_the_unbroken_one_learned(
     model, update_mode, trained, dataset, tmp_path

@@ -212,6 +212,7 @@ def test_a_worker_needs_its_shard_its_dense_layers_and_its_row_groups(dataset):
     assert needed(is_dry_run=False) == (process_and_rows + embedding_bytes, process_and_rows + copied_bytes)
 
 
+@pytest.mark.weekly
 def test_a_worker_that_is_given_no_memory_says_so(dataset, tmp_path):
     run = RunDirectory(str(tmp_path))
 

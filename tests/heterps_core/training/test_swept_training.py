@@ -35,6 +35,7 @@ from heterps_core.training.storage.verified_files import read_signed_json
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, train
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
+from tests.tiers import weekly_after
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -134,12 +135,16 @@ def assert_alike(found: Trained, expected: Trained) -> None:
 @pytest.mark.parametrize(
     ("stages", "memory_bytes", "change"),
     [
-        (ALONE, MEMORY_BYTES, {"num_microbatches": 1}),
-        (REPLICAS, MEMORY_BYTES, {}),
+        pytest.param(ALONE, MEMORY_BYTES, {"num_microbatches": 1}, id="alone"),
+        pytest.param(REPLICAS, MEMORY_BYTES, {}, id="replicas", marks=pytest.mark.weekly),
         # With Adam's state a row has 40 bytes.
-        (PIPELINE, 369_000, {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"}),
+        pytest.param(
+            PIPELINE,
+            369_000,
+            {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"},
+            id="pipeline",
+        ),
     ],
-    ids=["alone", "replicas", "pipeline"],
 )
 def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
     stages, memory_bytes, change, dataset, tmp_path
@@ -194,7 +199,9 @@ def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
     return train_part(rank, run_folder)
 
 
-@pytest.mark.parametrize(("stages", "memory_bytes"), [(ALONE, MEMORY_BYTES), (PIPELINE, 240_000)])
+@pytest.mark.parametrize(
+    ("stages", "memory_bytes"), weekly_after(1, [(PIPELINE, 240_000), (ALONE, MEMORY_BYTES)])
+)
 def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_bytes, dataset, tmp_path):
     """With the whole rows that were written beside the first steps it is what the tables were."""
     config = replace(CONFIG, embedding_memory_bytes=memory_bytes)

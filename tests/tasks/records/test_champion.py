@@ -21,6 +21,8 @@ from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
 from tests.heterps_core.serving.builders import raw_columns
 from tests.tasks.registry import BROKEN, EQUAL, FITTED, OLD, OTHER_TABLES, SHIFTED
 
+pytestmark = pytest.mark.slow
+
 
 def gate(decision, name):
     (verdict,) = [verdict for verdict in decision.gates if verdict.name.startswith(name)]

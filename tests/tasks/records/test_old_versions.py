@@ -25,6 +25,8 @@ from tests.heterps_core.serving.builders import LOGISTIC_MODEL, fit_logistic, ra
 from tests.tasks.registry import prepare_clicks
 from tests.tracking_server import TrackingServer
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC)
 MONTH_AGO = NOW - timedelta(days=30)
 NUM_VERSIONS = 8

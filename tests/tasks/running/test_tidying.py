@@ -19,6 +19,8 @@ from tasks.running.tidying import drop_what_resuming_needs, tidy_runs
 from tests.infra.builders import offer, plan
 from tests.s3_server import bucket_location
 
+pytestmark = pytest.mark.slow
+
 NOW = datetime.now(UTC)
 MONTH_AGO = NOW - timedelta(days=30)
 

@@ -23,6 +23,7 @@ from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem, with_disks
 from tests.heterps_core.planning.plain_stage import plain_stage
+from tests.tiers import weekly_after
 
 
 def one_table(**changes):
@@ -174,7 +175,7 @@ def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, step_
 
 
 @pytest.mark.parametrize("step_model", StepModel)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", weekly_after(3, range(8)))
 def test_the_optimum_is_what_trying_every_plan_finds(seed, step_model, monkeypatch):
     # The formula alone: what stages wait for one another is the simulation's.
     monkeypatch.setattr(evaluation, "simulate", lambda load: SimpleNamespace(step_seconds=0.0))

@@ -9,10 +9,11 @@ from tests.heterps_core.planning.explain.trying_all import (
     tiny_problem,
     with_all_costs,
 )
+from tests.tiers import weekly_after
 
 
 @pytest.mark.parametrize("floor_samples_per_s", [0.0, 2_000.0, 20_000.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", weekly_after(2, range(4)))
 def test_is_the_cheapest_of_all_plans_with_another_placement(seed, floor_samples_per_s):
     problem = tiny_problem(seed, floor_samples_per_s=floor_samples_per_s)
     plans = feasible_plans(problem)

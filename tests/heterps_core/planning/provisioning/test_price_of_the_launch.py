@@ -27,6 +27,7 @@ from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 from tests.heterps_core.planning.explain.trying_all import feasible_plans
+from tests.tiers import weekly_after
 
 TYPES = ("cpu-c7i", "cpu-c7i-spot", "cpu-r6in", "cpu-r6in-spot")
 SPOT_TYPES = tuple(name for name in TYPES if name.endswith("-spot"))
@@ -154,7 +155,7 @@ def bill_in_cents(stages, offers) -> float:
     return min(sum(bill[index == steady] for index, bill in enumerate(bills)) for steady in range(len(bills)))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", weekly_after(10, range(40)))
 def test_a_plan_is_charged_what_is_bought_for_it(seed):
     offers = drawn_offers(seed)
     problem = drawn_problem(seed, offers, num_layers=3, most=6)
@@ -192,7 +193,7 @@ def test_a_plan_is_charged_what_is_bought_for_it(seed):
 @pytest.mark.parametrize("step_model", StepModel)
 @pytest.mark.parametrize("extra", [ExtraCosts(), ALL_COSTS], ids=["plain", "all costs"])
 @pytest.mark.parametrize("names", [TYPES, SPOT_TYPES], ids=["both markets", "spot"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", weekly_after(2, range(5)))
 def test_the_optimum_and_its_proof_are_those_of_trying_all_plans(seed, names, extra, step_model):
     offers = drawn_offers(seed)
     problem = drawn_problem(seed, offers, names=names, step_model=step_model, extra=extra)

@@ -14,6 +14,8 @@ from heterps_core.planning.search.measured_search import (
 from heterps_core.planning.search.schedulers.tapp import TappScheduler, TappSettings, root_cost_rewards
 from tests.builders import make_problem
 
+pytestmark = pytest.mark.slow
+
 NUM_LAYERS = 6
 ALL_PLANS = list(product(range(2), repeat=NUM_LAYERS))
 PENALTY_S = 9.0

@@ -18,6 +18,7 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.tiers import weekly_after
 
 NUM_LAYERS, NUM_TYPES, MAX_REPLICAS = 4, 3, 6
 NOTHING = ExtraCosts()
@@ -84,7 +85,7 @@ def cheapest_by_trying(problem):
     return min(evaluation.cost_usd for evaluation in evaluations if not evaluation.violations)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", weekly_after(1, range(3)))
 @pytest.mark.parametrize("name", ALL_COSTS)
 def test_equals_trying_every_plan(name, seed):
     # Three replicas of each type keep the number of plans small; caps then bind often.
@@ -103,7 +104,7 @@ def test_equals_trying_every_plan(name, seed):
         assert found.cost_lower_bound_usd == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", weekly_after(1, range(3)))
 @pytest.mark.parametrize("name", ALL_COSTS)
 def test_bound_meets_the_cost_where_no_cap_binds(name, seed):
     problem = make_charged_problem(seed, ALL_COSTS[name], max_units=400, floor=20_000.0)
@@ -122,7 +123,7 @@ def test_bound_meets_the_cost_where_no_cap_binds(name, seed):
         assert found.cost_usd <= cost_usd * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", weekly_after(1, range(4)))
 @pytest.mark.parametrize("name", ALL_COSTS)
 def test_replicas_of_one_partition_equal_trying_every_count(name, seed):
     problem = make_charged_problem(seed, ALL_COSTS[name], max_units=12)

@@ -76,7 +76,9 @@ OTHER_USER = pytest.param(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("user", [pytest.param(None, id="of-this-user"), OTHER_USER])
+@pytest.mark.parametrize(
+    "user", [pytest.param(None, id="of-this-user", marks=pytest.mark.weekly), OTHER_USER]
+)
 def test_a_stranger_who_joins_as_rank_1_is_refused_and_the_workers_train(user, tmp_path, monkeypatch):
     run = RunDirectory(str(tmp_path / "run"), secret=KEY)
     spawned = multiprocessing.get_context("spawn")

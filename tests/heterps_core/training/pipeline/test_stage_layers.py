@@ -17,10 +17,10 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.pipeline import stage_layers
 from heterps_core.training.pipeline.stage_layers import StageLayers, general_layers, has_fused_linear
 
-FEATURES = FeatureSpec(num_dense=13, slot_rows=(50,) * 26)
+FEATURES = FeatureSpec(num_dense=5, slot_rows=(50,) * 8)
 BATCH = ClickBatch(
-    dense=torch.randn(40, 13, generator=torch.Generator().manual_seed(1)),
-    ids=torch.randint(0, 50, (40, 26), generator=torch.Generator().manual_seed(2)),
+    dense=torch.randn(40, 5, generator=torch.Generator().manual_seed(1)),
+    ids=torch.randint(0, 50, (40, 8), generator=torch.Generator().manual_seed(2)),
     labels=torch.zeros(40),
 )
 

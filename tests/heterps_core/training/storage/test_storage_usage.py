@@ -9,6 +9,8 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from tests.s3_server import bucket_location
 
+pytestmark = pytest.mark.slow
+
 MB = 1_000_000
 
 
