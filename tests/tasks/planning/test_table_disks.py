@@ -171,6 +171,25 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
     assert with_table_disk(bought, {}) is bought
 
 
+def test_the_disks_of_a_launch_suffice_for_the_stage_that_needs_most():
+    _, _, offers = night()
+    [offer] = [each for each in offers if each.instance_type.name == "c7i.xlarge"]
+    bought = ProvisioningPlan(
+        replicas=(2, 2),
+        groups=tuple(
+            InstanceGroup(stage=stage, device_type="cpu-c7i", offer=offer, count=1, units_per_instance=2)
+            for stage in range(2)
+        ),
+        planned_price_usd_per_hour=0.2,
+    )
+    # One stage has more rows, the other reads and writes more of them.
+    disks = {0: ReplicaDisk("cpu-c7i", 50e9, 40e6), 1: ReplicaDisk("cpu-c7i", 10e9, 125 * 2**20)}
+
+    found = with_table_disk(bought, disks).table_disk
+
+    assert (found.gigabytes, found.mib_per_s) == (102, 250)
+
+
 def test_workers_fill_with_rows_what_weights_leave_of_the_memory():
     graph, problem, offers = night()
     problem = with_table_disks(problem, graph, offers)

@@ -127,3 +127,22 @@ def test_no_more_replicas_than_asked_for_are_charged_less_than_the_least_usd_sec
         if sold_in == (1,):  # and rows of a micro-batch are divided evenly: then nothing is lost
             assert found[even] == pytest.approx(least[even], rel=1e-12)
     assert np.isinf(table.least_usd_seconds(np.full((15, 3), np.inf), 0.1)).all()
+
+
+def test_replicas_are_charged_as_the_instances_of_their_own_type_are_sold(problem):
+    """One type in fours at 3 USD an hour, one in pairs at 1, one by the unit at 0.7."""
+    sizes = {
+        0: (InstanceSize(name="fours", units=4, price_usd_per_hour=3.0),),
+        1: (InstanceSize(name="pairs", units=2, price_usd_per_hour=1.0),),
+    }
+    units = [
+        replace(unit, instances=sizes.get(index, ()), price_usd_per_hour=(0.75, 0.5, 0.7)[index])
+        for index, unit in enumerate(problem.device_types.values())
+    ]
+    table = segment_table(replace(problem, device_types=dict(zip(problem.device_types, units, strict=True))))
+
+    found = table.usd_per_hour(np.broadcast_to([5.0, 5.0, 5.0], (15, 3)))
+
+    assert found[0] == pytest.approx([2 * 3.0, 3 * 1.0, 5 * 0.7])
+    assert (found == found[0]).all()
+    assert np.isinf(table.usd_per_hour(np.full((15, 3), np.inf))).all()
