@@ -29,7 +29,7 @@ from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.block_changes import BlockChanges
 from heterps_core.embeddings.block_rows import NOTHING, change_of, write_slots
 from heterps_core.embeddings.cold_rows import ColdRows
-from heterps_core.embeddings.initial_rows import initial_rows
+from heterps_core.embeddings.initial_rows import blocks_of, initial_rows
 from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange
@@ -241,17 +241,22 @@ class SweptTable(ShardedTable):
         buffer = self.cold.new_buffer()
         for values, own in columns:
             buffer[:, own] = values[0]
-        for block in range(self.cold.num_blocks):
-            first = self.rows.first + block * self.cold.rows_per_block
-            rows = RowRange(first, min(first + self.cold.rows_per_block, self.rows.stop))
-            buffer[: rows.num_rows, : self.dimension] = initial_rows(
+        num_filled = block = 0
+        for rows in blocks_of(self.rows):
+            drawn = initial_rows(
                 rows,
                 table=self.name,
                 dimension=self.dimension,
                 seed=seed,
                 standard_deviation=standard_deviation,
             ).numpy()
-            self.cold.write(block, buffer)
+            while len(drawn):
+                taken, drawn = np.split(drawn, [self.cold.rows_per_block - num_filled])
+                buffer[num_filled : num_filled + len(taken), : self.dimension] = taken
+                num_filled += len(taken)
+                if num_filled == self.cold.rows_per_block or (rows.stop == self.rows.stop and not len(drawn)):
+                    self.cold.write(block, buffer)
+                    num_filled, block = 0, block + 1
         return slots.pop("weight"), slots
 
     def _new_tensors(self, num_rows: int) -> dict[str, Tensor]:
