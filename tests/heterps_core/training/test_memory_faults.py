@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -36,7 +33,7 @@ from tests.heterps_core.training.node_processes import (
     running_nodes,
     train,
 )
-from tests.waiting import wait_for
+from tests.memory_group import memory_group
 
 pytestmark = pytest.mark.slow
 
@@ -92,51 +89,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_clicks(tmp_path_factory.mktemp("clicks"))
 
 
-def is_removed(group: Path) -> bool:
-    """Remove a control group, which its last process may be about to leave; tell whether it is gone."""
-    try:
-        group.rmdir()
-    except OSError:
-        return False
-    return True
-
-
-@pytest.fixture
-def small_group() -> Iterator[Path]:
-    """A control group whose processes get 1.5 GB together."""
-    if os.geteuid() != 0:
-        pytest.skip("a control group needs root")
-    name = f"heterps-test-{os.getpid()}"
-    for root, limits in (
-        (Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")),
-        (Path("/sys/fs/cgroup"), ("memory.max", "memory.swap.max")),
-    ):
-        group = root / name
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if not (group / limits[0]).exists():
-            group.rmdir()
-            continue
-        (group / limits[0]).write_text(str(LIMIT_BYTES))
-        if (group / limits[1]).exists():
-            (group / limits[1]).write_text("0" if limits[1] == "memory.swap.max" else str(LIMIT_BYTES))
-        yield group
-        wait_for(partial(is_removed, group), what="the end of all processes of the group")
-        return
-    pytest.skip("no control group for memory can be made here")
-
-
 @pytest.mark.root
 def test_a_worker_that_the_kernel_kills_for_memory_is_reported_with_figures_and_not_tried_again(
-    small_group, dataset, tmp_path
+    dataset, tmp_path
 ):
     run = RunDirectory(str(tmp_path))
     job = make_job(dataset, (1, 1), model=f"{__name__}:build_hungry")
 
-    with running_nodes(run, job) as (cluster, nodes):
-        (small_group / "cgroup.procs").write_text(str(nodes[1].pid))
+    with memory_group(LIMIT_BYTES) as group, running_nodes(run, job) as (cluster, nodes):
+        (group / "cgroup.procs").write_text(str(nodes[1].pid))
         outcome = follow_training(run, cluster, on_progress=lambda progress: None)
 
     assert isinstance(outcome, Failed)
