@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from infra.workspace import Workspace
+from tasks.records import mlflow_store
 from tests.paths import PROJECT
 from tests.small_disk import SmallDisk, mounted
 
@@ -146,6 +147,22 @@ def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _copied_stores(shared_folder: Path) -> Iterator[None]:
+    """MLflow makes its tables in half a second; workspaces of this process get copies of tables that it made once."""
+    made = Workspace(root=shared_folder / "store").create()
+    make_store = mlflow_store._make_store
+
+    def copy_store(workspace: Workspace) -> None:
+        if workspace.has_own_tracking and not workspace.tracking_path.exists():
+            make_store(made)
+            shutil.copyfile(made.tracking_path, workspace.tracking_path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow_store, "_make_store", copy_store)
+        yield
 
 
 @pytest.fixture(scope="session")
