@@ -29,7 +29,7 @@ Source = str | SourcePath | Sequence[str | SourcePath]
 
 
 ROWS_PER_BATCH = 65_536
-"""Of the columns of a Parquet file that a model predicts from."""
+"""Rows of a batch of columns of a Parquet file."""
 
 
 def list_source_files(source: Source) -> tuple[SourcePath, ...]:
@@ -109,36 +109,28 @@ def _read_file(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     return read_parquet(path, schema) if is_parquet(path) else read_text(path, schema)
 
 
-def read_columns(file: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns that a model predicts from, of a file of rows whose label need not be known.
+def read_columns(
+    file: SourcePath, schema: DataSchema, names: Sequence[str], *, missing_markers: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a file, whose rows need no label, in batches of some ten thousand rows.
 
-    Values of text files come as texts, whatever they stand for.
+    Values of text files come as texts, whatever they stand for; empty ones and the given markers are null.
 
     Raises:
         DataError: The file cannot be read, or lacks a column.
     """
     if is_parquet(file):
-        yield from _parquet_columns(file, names)
-    else:
-        yield from _text_columns(file, schema, names)
-
-
-def _parquet_columns(path: SourcePath, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with named_reading(path), open_parquet(path) as source:
-        file = pq.ParquetFile(source)
-        check_names(path, file.schema_arrow.names, names)
-        yield from file.iter_batches(ROWS_PER_BATCH, columns=list(names))
-
-
-def _text_columns(path: SourcePath, schema: DataSchema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    layout = find_layout(path, schema, needed=names)
+        with named_reading(file), open_parquet(file) as source:
+            opened = pq.ParquetFile(source)
+            check_names(file, opened.schema_arrow.names, names)
+            yield from opened.iter_batches(ROWS_PER_BATCH, columns=list(names))
+        return
     converting = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),
         include_columns=list(names),
-        null_values=[""],
+        null_values=["", *missing_markers],
         strings_can_be_null=True,
     )
-    try:
-        yield from text_batches(path, layout, converting)
-    except pa.ArrowInvalid as error:
-        raise DataError(path, f"cannot be read as rows of text: {error}") from error
+    layout = find_layout(file, schema, needed=names)
+    with named_reading(file, problem="cannot be read as rows of text"):
+        yield from text_batches(file, layout, converting)

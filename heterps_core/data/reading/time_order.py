@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
-from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading
+from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import check_names, is_text, open_parquet, plain_column
+from heterps_core.data.reading.parquet_reader import is_text, plain_column
+from heterps_core.data.reading.readers import read_columns
 from heterps_core.data.reading.row_batch import shorten
-from heterps_core.data.reading.text_reader import find_layout, text_batches
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -63,9 +61,12 @@ def times_of(file: SourcePath, schema: DataSchema) -> Iterator[pa.Array]:
         DataError: The file cannot be read or lacks the column, or a row has no time, or something else.
     """
     name, num_rows = str(schema.time_column), 0
-    for part in (_of_parquet if is_parquet(file) else _of_text)(file, schema, name):
+    for batch in read_columns(file, schema, [name], missing_markers=schema.missing_markers):
+        part = batch.column(0)
         if not len(part):
             continue
+        if pa.types.is_string(part.type):
+            part = pc.ascii_trim_whitespace(part)
         times = comparable_times(part)
         if times is None:
             raise DataError(
@@ -135,24 +136,3 @@ def _shown(value: pa.Scalar) -> str:
     except ARROW_ERRORS:
         # Such as a date beyond the year 9999.
         return f"a {value.type} that has no text"
-
-
-def _of_parquet(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Array]:
-    with named_reading(file), open_parquet(file) as source:
-        opened = pq.ParquetFile(source)
-        check_names(file, opened.schema_arrow.names, [name])
-        for batch in opened.iter_batches(columns=[name]):
-            yield batch.column(0)
-
-
-def _of_text(file: SourcePath, schema: DataSchema, name: str) -> Iterator[pa.Array]:
-    converting = pa_csv.ConvertOptions(
-        include_columns=[name],
-        column_types={name: pa.string()},
-        null_values=["", *schema.missing_markers],
-        strings_can_be_null=True,
-    )
-    layout = find_layout(file, schema, needed=[name])
-    with named_reading(file, problem="cannot be read as text"):
-        for batch in text_batches(file, layout, converting):
-            yield pc.ascii_trim_whitespace(batch.column(0))
