@@ -418,8 +418,8 @@ def train(
 def train_on_host(namespace: str, environment: dict[str, str], clock_file: str) -> None:
     """Move this process, forked a moment ago, to a host, and be a worker there."""
     from heterps_core.training.node.node_life import own_run_directory
-    from heterps_core.training.node.worker_life import start_signs
-    from heterps_core.training.worker import Worker
+    from heterps_core.training.node.worker_life import SignsOfLife
+    from heterps_core.training.worker import train
 
     with Path(namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET):
@@ -427,15 +427,15 @@ def train_on_host(namespace: str, environment: dict[str, str], clock_file: str) 
     os.environ |= environment
     clock: list[tuple[float, float, int, int]] = []
 
-    class ClockedWorker(Worker):
+    class ClockedSigns(SignsOfLife):
         """Notes the time, its processor time and what its link has received and sent, at the end of each step."""
 
-        def _finish_step(self, step: int) -> None:
-            super()._finish_step(step)
+        def finish_step(self, step: int) -> None:
+            super().finish_step(step)
             if step:
                 clock.append((time.monotonic(), time.process_time(), *carried_bytes()))
 
-    ClockedWorker(own_run_directory(), start_signs()).train()
+    train(own_run_directory(), ClockedSigns(int(os.environ["RANK"]), attempt=1))
     Path(clock_file).write_text(json.dumps(clock))
 
 

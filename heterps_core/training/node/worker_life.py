@@ -21,14 +21,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from heterps_core.errors import TrainingError
+from heterps_core.errors import HeterpsError, TrainingError
 from heterps_core.training.node.failures import OutOfMemoryError, WorkerFailure, write_failure
-from heterps_core.training.node.host_memory import MemoryWatch, process_bytes
+from heterps_core.training.node.host_memory import MemoryWatch, allocation_failure, process_bytes
 from heterps_core.training.node.node_life import GENERATION_VARIABLE, repeated
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, LostWorkerError, is_loss_of_another
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,9 @@ class SignsOfLife:
 
     def __init__(self, rank: int, attempt: int, file: mmap.mmap | None = None, *, slot: int = 0) -> None:
         self.rank, self.attempt = rank, attempt
+        self.place: tuple[int | None, int | None] = None, None
+        """Stage and replica, once the worker knows them."""
+
         self._file, self._first_byte = file, slot * _SIGN.size
         self._sign = Sign(0, os.getpid(), rank, attempt, 0, State.WORKING)
         self._lock = threading.Lock()
@@ -114,6 +117,32 @@ class SignsOfLife:
         """Tell that nothing is to be said for this worker; before it ends."""
         self._give(state=State.HAS_SPOKEN)
 
+    def fail(self, run: RunDirectory, error: BaseException) -> int:
+        """Leave the last words of this worker and return its exit status."""
+        error = allocation_failure(error) or error
+        known = error if isinstance(error, HeterpsError) else None
+        lost = error.lost if isinstance(error, LostWorkerError) else None
+        is_loss = lost is not None or is_loss_of_another(error)
+        message = f"{type(error).__name__}: {error}" if known is None else str(error)
+        if is_loss and lost is None:
+            # A checkpoint that lacks the part of another worker says nothing against the disk.
+            message = (
+                "another worker, with which it exchanges tensors or writes a checkpoint, ended or is silent"
+            )
+        failure = _failure(
+            self._sign,
+            self.place,
+            error,
+            message=message,
+            is_cause=not is_loss and (known is not None or not isinstance(error, RuntimeError)),
+            is_mistake=known is not None and not is_loss,
+            is_loss=is_loss,
+            lost=lost,
+        )
+        write_failure(run, failure)
+        logger.error("%s", failure, exc_info=error if known is None else None)
+        return failure.exit_status
+
     def _beat(self) -> None:
         while True:
             with suppress(TimeoutError):
@@ -123,9 +152,9 @@ class SignsOfLife:
             self._give()
 
     def _give(self, **changes: int) -> None:
-        if self._file is not None:
-            with self._lock:
-                self._sign = self._sign._replace(**changes, beat=self._sign.beat + 1)
+        with self._lock:
+            self._sign = self._sign._replace(**changes, beat=self._sign.beat + 1)
+            if self._file is not None:
                 _SIGN.pack_into(self._file, self._first_byte, *self._sign)
 
 
@@ -207,20 +236,9 @@ class _WorkerWatch:
 
     def _tell(self, slot: int, error: TrainingError) -> None:
         sign = self._seen.pop(slot).sign
-        stage, replica = self._positions[slot]
         is_mistake = isinstance(error, OutOfMemoryError)
-        failure = WorkerFailure(
-            rank=sign.rank,
-            stage=stage,
-            replica=replica,
-            step=sign.step,
-            attempt=sign.attempt,
-            error_type=type(error).__name__,
-            message=str(error),
-            exit_status=error.exit_status,
-            is_cause=True,
-            is_mistake=is_mistake,
-            failed_at_s=time.time(),
+        failure = _failure(
+            sign, self._positions[slot], error, message=str(error), is_cause=True, is_mistake=is_mistake
         )
         logger.error("%s", failure)
         try:
@@ -239,6 +257,23 @@ def workers_watched(run: RunDirectory, path: Path, positions: Sequence[tuple[int
     finally:
         # Who died in the last moment.
         watch.look()
+
+
+def _failure(
+    sign: Sign, place: tuple[int | None, int | None], error: BaseException, **others: Any
+) -> WorkerFailure:
+    stage, replica = place
+    return WorkerFailure(
+        rank=sign.rank,
+        stage=stage,
+        replica=replica,
+        step=sign.step,
+        attempt=sign.attempt,
+        error_type=type(error).__name__,
+        exit_status=getattr(error, "exit_status", HeterpsError.exit_status),
+        failed_at_s=time.time(),
+        **others,
+    )
 
 
 def _map(path: Path) -> mmap.mmap:

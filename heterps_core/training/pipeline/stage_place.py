@@ -55,6 +55,9 @@ class StagePlace:
     neighbours: Mapping[int, SharedNeighbour] = field(default_factory=dict)
     """Stages with which this replica shares memory; others get messages."""
 
+    checkpoint_group: ProcessGroup | None = None
+    """All workers of the plan, for messages about checkpoints beside those of a running step."""
+
     silence_limit_s: float = SILENCE_LIMIT_S
     """Longest wait for a message, from the second step on."""
 
@@ -118,6 +121,7 @@ def join_stage(
         sum_group=sum_group if has_others and device == CPU else None,
         link=link,
         neighbours=connect_neighbours(layout, rank=rank, device=device),
+        checkpoint_group=new_group(range(dist.get_world_size()), _START_LIMIT),
         silence_limit_s=silence_limit_s,
     )
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop, spread
 from heterps_core.training.node.worker_life import SignsOfLife
 from heterps_core.training.pipeline.stage_place import join_stage, world_group
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json
-from heterps_core.training.worker import Worker
+from heterps_core.training.worker import worker_loop
 from heterps_core.transport.rank_layout import RankLayout
 
 
@@ -23,9 +21,7 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
         tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
     )
     place = join_stage(layout, rank, new_group=world_group, is_on_one_node=False)
-    worker = Worker(run, SignsOfLife(rank, attempt=1))
-    worker.place = place.stage, place.replica
-    return job, worker.loop_of(job, place, dist.new_group())
+    return job, worker_loop(run, job, place, SignsOfLife(rank, attempt=1))
 
 
 def predicted_rows(loop: TrainingLoop) -> list[int]:
