@@ -7,16 +7,14 @@ shard. Each row in memory has a slot.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heterps_core.embeddings.row_kernels import compiled_library
+from heterps_core.embeddings.row_kernels import compiled_functions
 from heterps_core.embeddings.row_lists import Rows, Slots
 
 InMemory = tuple[Slots, Slots]
@@ -54,7 +52,7 @@ def change_of(in_memory: InMemory, windows: Sequence[Rows], *, first: int, num_r
         first: Row of the shard with which the block begins.
         num_rows: Of the block.
     """
-    library = _functions()
+    library = compiled_functions(_declare)
     rows, slots = in_memory
     if library is None:
         is_wanted = np.zeros(num_rows, dtype=bool)
@@ -100,7 +98,7 @@ def write_slots(
         first: As in `change_of`.
         num_rows: Of the block.
     """
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None:
         slot_of_row = np.empty(num_rows, dtype=np.int32)
         slot_of_row[in_memory[0]] = in_memory[1]
@@ -127,7 +125,7 @@ def move_marks(is_changed: npt.NDArray[np.bool_], leaving: InMemory, bits: npt.N
         bits: Of the block, a bit for each row.
     """
     rows, slots = leaving
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None:
         is_row = np.zeros(8 * len(bits), dtype=bool)
         is_row[rows[is_changed[slots]]] = True
@@ -147,14 +145,7 @@ def _described(windows: Sequence[Rows]) -> _Lists:
     )
 
 
-def _functions() -> Any:
-    """Return the compiled functions; None where they cannot be built here."""
-    library = compiled_library()
-    return None if library is None else _typed(library)
-
-
-@functools.cache
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL) -> None:
     in_memory, block = (c_void_p, c_void_p, c_int64), (c_int64, c_int64)
     library.heterps_change_block.argtypes = (*in_memory, POINTER(_Lists), *block, *[c_void_p] * 6)
     library.heterps_slots_in_block.argtypes = (*in_memory, POINTER(_Lists), *block, c_void_p)
@@ -165,4 +156,3 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
         library.heterps_move_marks,
     ):
         function.restype = None
-    return library

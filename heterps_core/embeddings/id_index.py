@@ -11,11 +11,9 @@ Shapes: S slots of the data, R rows of a shard, N ids, U different ones.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import BUCKET_ROWS, NO_ID, FeatureSpec
-from heterps_core.embeddings.row_kernels import compiled_library
+from heterps_core.embeddings.row_kernels import compiled_functions
 
 HAS_ROW = 1 << 62
 """Bit of a key: the id was seen often enough to read and train its row."""
@@ -184,7 +182,7 @@ class IdIndex:
         It is `NO_ID` where the bucket is full.
         """
         ids_U = np.ascontiguousarray(ids_U)
-        kernels = _kernels()
+        kernels = compiled_functions(_declare)
         if kernels is None:
             return np.array([self._insert_one(id_) for id_ in ids_U.tolist()], dtype=np.int64)
         rows_U = np.empty_like(ids_U)
@@ -214,7 +212,7 @@ class IdIndex:
         """
         ids = ids.contiguous()
         rows = torch.empty_like(ids)
-        kernels = _kernels()
+        kernels = compiled_functions(_declare)
         if kernels is None:
             rows.view(-1).numpy()[:] = self._find_by_numpy(ids.view(-1).numpy(), tells_unknown=tells_unknown)
             return rows
@@ -276,16 +274,8 @@ class _Index(ctypes.Structure):
     )
 
 
-def _kernels() -> Any:
-    """Return the compiled functions; None where they cannot be built here."""
-    library = compiled_library()
-    return None if library is None else _typed(library)
-
-
-@functools.cache
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL) -> None:
     library.heterps_find_ids.argtypes = (POINTER(_Index), c_void_p, c_int64, c_int64, c_void_p)
     library.heterps_find_ids.restype = c_int64
     library.heterps_insert_ids.argtypes = (POINTER(_Index), c_void_p, c_int64, c_void_p)
     library.heterps_insert_ids.restype = None
-    return library

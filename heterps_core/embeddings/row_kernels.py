@@ -14,7 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,19 @@ def row_kernels() -> RowKernels | None:
         return None
 
 
-def compiled_library() -> ctypes.CDLL | None:
-    """Return the library that holds the kernels, or None where it cannot be built here."""
+def compiled_functions(declare: Callable[[ctypes.CDLL], None]) -> Any:
+    """Return the library that holds the kernels, once `declare` has set the types of some of its functions.
+
+    None where it cannot be built here.
+    """
     kernels = row_kernels()
-    return None if kernels is None else kernels.library
+    return None if kernels is None else _declared(kernels.library, declare)
+
+
+@functools.cache
+def _declared(library: ctypes.CDLL, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL:
+    declare(library)
+    return library
 
 
 def build(folder: Path) -> Path:

@@ -6,16 +6,14 @@ Both give the same. Shapes: N rows that may repeat, U distinct ones, C slots of 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 from ctypes import POINTER, c_int64, c_void_p
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from heterps_core.data.features import NO_ID
-from heterps_core.embeddings.row_kernels import compiled_library
+from heterps_core.embeddings.row_kernels import compiled_functions
 
 Rows = npt.NDArray[np.uint32]
 Slots = npt.NDArray[np.int32]
@@ -43,7 +41,7 @@ def distinct_rows(rows: Indices, *, num_rows: int, allows_none: bool = False) ->
     Raises:
         IndexError: A row is not in 0..num_rows - 1; the message has it.
     """
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None or num_rows > MOST_ROWS or rows.size >= LARGEST_INT32:
         found, inverse = np.unique(rows, return_inverse=True)
         if allows_none and len(found) and found[0] == NO_ID:
@@ -67,7 +65,7 @@ def union_of(lists: Sequence[Rows] | Sequence[Indices]) -> Rows:
     rows = np.concatenate([*lists, np.empty(0)], dtype=np.uint32, casting="unsafe")
     if len(lists) == 1 and _ascends(rows):
         return rows
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None:
         return np.unique(rows)
     found = np.empty_like(rows)
@@ -82,7 +80,7 @@ def values_at(rows: Indices, *, listed: Rows, values: Slots) -> Indices:
     Raises:
         IndexError: A row is not in the list.
     """
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None:
         places = np.searchsorted(listed, rows)
         is_there = (
@@ -120,7 +118,7 @@ class RowSet:
     def count_new(self, rows: Rows, *, adds: bool = False) -> Indices:
         """Return by part how many of some distinct, ascending rows are not in the set, and add them if asked to."""
         counts = np.zeros(len(self._parts) - 1, dtype=np.int64)
-        library = _functions()
+        library = compiled_functions(_declare)
         if library is not None:
             rows = np.ascontiguousarray(rows, dtype=np.uint32)
             library.heterps_count_new(
@@ -155,7 +153,7 @@ def copy_records(
         places: Of the rows in the block [U].
         to_block: From memory to the block; else the other way.
     """
-    library = _functions()
+    library = compiled_functions(_declare)
     if library is None:
         first = 0
         for values in columns:
@@ -191,14 +189,7 @@ def _ascends(rows: Rows) -> bool:
     return bool((rows[1:] > rows[:-1]).all())
 
 
-def _functions() -> Any:
-    """Return the compiled functions; None where they cannot be built here."""
-    library = compiled_library()
-    return None if library is None else _typed(library)
-
-
-@functools.cache
-def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare(library: ctypes.CDLL) -> None:
     library.heterps_distinct.argtypes = (c_void_p, *[c_int64] * 3, *[c_void_p] * 2)
     library.heterps_union.argtypes = (c_void_p, c_int64, c_void_p)
     library.heterps_count_new.argtypes = (*[c_void_p] * 2, c_int64, c_void_p, c_int64, c_void_p)
@@ -215,4 +206,3 @@ def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.heterps_copy_records.restype = None
     for function in (library.heterps_distinct, library.heterps_union, library.heterps_look_up):
         function.restype = c_int64
-    return library

@@ -45,9 +45,8 @@ from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
-from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
+from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout

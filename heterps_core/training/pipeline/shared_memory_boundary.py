@@ -48,7 +48,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class SharedNeighbour:
-    """A neighbouring stage with which a replica shares memory; made by `shared_memory_neighbours`."""
+    """A neighbouring stage with which a replica shares memory; made by `stage_place.connect_neighbours`."""
 
     peers: list[Peer]
     """By replica."""

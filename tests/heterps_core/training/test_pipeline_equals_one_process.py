@@ -19,10 +19,9 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import DELAYED, SYNC, TrainingConfig
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_device import join_by_nccl
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink

@@ -10,8 +10,7 @@ from torch import nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import (
     MicroBatch,
     StageRunner,

@@ -19,10 +19,9 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.reference import PlainEmbedding, plain_model

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from heterps_core.training.pipeline.shared_memory_boundary import SharedMemoryBoundary
-from heterps_core.training.pipeline.shared_memory_neighbours import connect_neighbours
 from heterps_core.training.pipeline.stage_exchange import StageSide, replica_slice
+from heterps_core.training.pipeline.stage_place import connect_neighbours
 from heterps_core.transport import shared_memory
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 from heterps_core.transport.shared_memory import SMALLEST_BUFFER_BYTES
