@@ -146,7 +146,7 @@ def _as_object(path: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def member(document: Mapping[str, Any], path: str, name: str) -> Any:
+def _member(document: Mapping[str, Any], path: str, name: str) -> Any:
     """Return the field of this name of the object at a path."""
     if name not in document:
         raise MalformedDocumentError(f"{path}.{name}" if path else name, "is missing")
@@ -208,7 +208,7 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
     form: JsonForm = getattr(kind, "json_form", _PLAIN_FORM)
     document = _as_object(path or form.what, value)
     if form.version is not None:
-        version = member(document, path, form.version_name)
+        version = _member(document, path, form.version_name)
         if version != form.version or isinstance(version, bool):
             rule = f"must be {form.version}, got {shown(version)}"
             raise MalformedDocumentError(prefix + form.version_name, rule)
@@ -223,7 +223,7 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
             )
     return kind(
         **{
-            field.name: read(prefix + field.name, member(document, path, field.name))
+            field.name: read(prefix + field.name, _member(document, path, field.name))
             for field, read in members
             if field.name in document or field.default is field.default_factory is MISSING
         }

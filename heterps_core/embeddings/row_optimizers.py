@@ -23,7 +23,7 @@ from heterps_core.units import BYTES_PER_FLOAT32
 State: TypeAlias = dict[str, Tensor]
 
 
-def sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Tensor]:
+def _sum_repeated_rows(rows_N: Tensor, gradients_ND: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the gradients of rows that occur more than once.
 
     A sort and an embedding bag used as segment sum take half the time of `unique` and `index_add_`.
@@ -128,7 +128,7 @@ class RowOptimizer(ABC):
         if shard is not None:
             is_inside_N = (rows_N >= shard.first) & (rows_N < shard.stop)
             rows_N, gradients_ND = rows_N[is_inside_N] - shard.first, gradients_ND[is_inside_N]
-        rows_U, gradients_UD = sum_repeated_rows(rows_N, gradients_ND.float())
+        rows_U, gradients_UD = _sum_repeated_rows(rows_N, gradients_ND.float())
         if rows_U.numel():
             if self.l2:
                 gradients_UD = gradients_UD + self.l2 * weight_RD.index_select(0, rows_U)

@@ -16,7 +16,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.units import ratio
 
 
-def check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffer]) -> None:
+def _check_alternatives(offer: InstanceOffer, alternatives: Sequence[InstanceOffer]) -> None:
     """Check that offers may stand in for another in one launch: a fleet has one market, a plan one zone.
 
     Raises:
@@ -70,7 +70,7 @@ class InstanceGroup:
                 f"a group needs at least 1 instance with at least 1 unit, got {self.count} instances of "
                 f"{self.offer.instance_type.name} with {self.units_per_instance} units"
             )
-        check_alternatives(self.offer, self.alternatives)
+        _check_alternatives(self.offer, self.alternatives)
 
     @property
     def price_usd_per_hour(self) -> float:

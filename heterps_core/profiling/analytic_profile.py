@@ -23,7 +23,7 @@ from heterps_core.profiling.layer_profile import (
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 
-NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
+_NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # Product and bias at once; products for the gradients of input and weight, and the sum for the bias; the step
     # count and a fused optimizer.
     LayerKind.FULLY_CONNECTED: {"forward": 1, "backward": 3, "update": 2},
@@ -44,7 +44,7 @@ _ADAM_PASSES = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class _Work:
     """What a phase of a layer asks of a device."""
 
     flops: float
@@ -64,7 +64,7 @@ class Work:
         return self.num_operations * speed.kernel_launch_seconds
 
 
-def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
+def _layer_work(layer: Layer, *, batch_size: int) -> dict[str, _Work]:
     """Return the work of each phase, from the sizes in the graph.
 
     Bytes are those of tensors that are read or written once, as if nothing stayed in a cache. With input x,
@@ -78,19 +78,19 @@ def layer_work(layer: Layer, *, batch_size: int) -> dict[str, Work]:
     moved = batch_size * (layer.input_bytes_per_sample + layer.output_bytes_per_sample)
     looked_up = batch_size * layer.looked_up_bytes_per_sample
     dense_bytes = 0 if layer.is_sharded else layer.parameter_bytes
-    operations = NUM_OPERATIONS[layer.kind]
+    operations = _NUM_OPERATIONS[layer.kind]
     return {
-        "forward": Work(
+        "forward": _Work(
             flops=batch_size * layer.forward_flops_per_sample,
             num_bytes=moved + looked_up + dense_bytes,
             num_operations=operations["forward"],
         ),
-        "backward": Work(
+        "backward": _Work(
             flops=_backward_flops(layer, batch_size=batch_size),
             num_bytes=0 if layer.is_sharded else 2 * moved + looked_up + 2 * dense_bytes,
             num_operations=operations["backward"],
         ),
-        "update": Work(
+        "update": _Work(
             flops=0.0,
             num_bytes=4 * looked_up if layer.is_sharded else _ADAM_PASSES * dense_bytes,
             num_operations=operations["update"] if layer.is_sharded or dense_bytes else 0,
@@ -104,7 +104,7 @@ def _backward_flops(layer: Layer, *, batch_size: int) -> float:
     return _FULLY_CONNECTED_BACKWARD_PRODUCTS * batch_size * layer.forward_flops_per_sample
 
 
-def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind, str], float]:
+def _slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind, str], float]:
     r"""Return by how much each kind of layer misses the roofline in each phase on the measured machine.
 
     :math:`c = \max(1, \sum_l (t_l - n_l \lambda) / \sum_l \max(f_l / F, b_l / M))` over the layers of a kind,
@@ -126,7 +126,7 @@ def slowdowns(graph: ModelGraph, measured: LayerProfile) -> dict[tuple[LayerKind
     for layer, timing in zip(graph.layers, measured.timings, strict=True):
         if layer.uncounted:
             continue
-        for phase, work in layer_work(layer, batch_size=measured.batch_size).items():
+        for phase, work in _layer_work(layer, batch_size=measured.batch_size).items():
             key = (layer.kind, phase)
             seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(speed)
             measured_seconds[key] = measured_seconds.get(key, 0.0) + seconds
@@ -141,7 +141,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     r"""Estimate the times of all layers on one unit of a device type.
 
     :math:`t = n \lambda' + c \max(f / F', b / M')` for each layer and phase, with the device type's published
-    launch time, peak rate F' and memory bandwidth M', and the kind's slowdown c from `slowdowns`. Where both are
+    launch time, peak rate F' and memory bandwidth M', and the kind's slowdown c from `_slowdowns`. Where both are
     CPUs and bytes take longer than operations here, :math:`t' = t - (n \lambda + b / M) + (n \lambda' +
     \max(f / F', b / M'))`, not less than the last term: a core sorts, hashes and waits for single rows as long
     whatever its memory carries. (With 16 % less bandwidth, which another process took, an embedding took 3 % more
@@ -168,10 +168,10 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
             f"got one of {measured.model!r} on {measured.device_type}; profile the model on this machine first"
         )
     speed = MachineSpeed.published(device_type)
-    factors = slowdowns(graph, measured)
+    factors = _slowdowns(graph, measured)
     is_alike = device_type.kind is DeviceKind.CPU and measured.device_type == LOCAL_DEVICE_TYPE
     here = measured.machine_speed
-    assert here is not None  # `slowdowns` has refused it.
+    assert here is not None  # `_slowdowns` has refused it.
     network = Link(
         latency_seconds=measured.exchange_link.latency_seconds,
         bandwidth_bytes_per_s=device_type.tensor_bandwidth_bytes_per_s,
@@ -214,7 +214,7 @@ def _estimated(
     here = measured if is_alike else None
     estimate: dict[str, Any] = {}
     shown = []
-    for phase, work in layer_work(layer, batch_size=batch_size).items():
+    for phase, work in _layer_work(layer, batch_size=batch_size).items():
         limit_seconds = work.limit_seconds(speed)
         if here is not None and work.waits_for_memory(here):
             measured_seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(here)
@@ -239,7 +239,7 @@ def _scaled(
         here.memory_bandwidth_bytes_per_s / there.memory_bandwidth_bytes_per_s,
     )
     estimate: dict[str, Any] = {}
-    for phase, work in layer_work(layer, batch_size=batch_size).items():
+    for phase, work in _layer_work(layer, batch_size=batch_size).items():
         seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(here)
         estimate[phase] = Timing.estimated(
             MS_PER_S * (work.launch_seconds(there) + factor * max(seconds, 0.0))

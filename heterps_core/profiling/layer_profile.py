@@ -178,12 +178,12 @@ class LayerProfile(JsonDocument):
     def compute_parallel_fraction(self, *, batch_size: int, layers: slice = slice(None)) -> float:
         """Return alpha, the share of computation that shrinks with replicas.
 
-        Times at half the batch stand for those of two replicas; see `parallel_fraction`.
+        Times at half the batch stand for those of two replicas; see `_parallel_fraction`.
         """
         share = self.update_share(batch_size)
         whole_ms = sum(timing.compute_ms(update_share=share) for timing in self.timings[layers])
         half_ms = sum(timing.compute_ms(update_share=share) for timing in self.half_batch_timings[layers])
-        return parallel_fraction(whole_ms, half_ms, num_replicas=self.batch_size / self.half_batch_size)
+        return _parallel_fraction(whole_ms, half_ms, num_replicas=self.batch_size / self.half_batch_size)
 
     def communication_parallel_fraction(
         self, *, batch_size: int, boundary_bytes_per_sample: float = 0.0
@@ -208,7 +208,7 @@ class LayerProfile(JsonDocument):
                 (self.half_batch_size, self.half_batch_timings),
             )
         )
-        return parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
+        return _parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
 
     @property
     def exchange_parallel_fraction(self) -> float:
@@ -217,7 +217,7 @@ class LayerProfile(JsonDocument):
             sum(timing.exchanged_bytes for timing in timings)
             for timings in (self.timings, self.half_batch_timings)
         )
-        return parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
+        return _parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
 
     def all_reduce_seconds(self, layer: int) -> float:
         """Return the time in which one of many replicas all-reduces a layer's gradients: 2 |W| / bandwidth.
@@ -237,7 +237,7 @@ class LayerProfile(JsonDocument):
         }
 
 
-def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replicas: float) -> float:
+def _parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replicas: float) -> float:
     r"""Return the share of work that shrinks with replicas, by Amdahl's law from two times.
 
     With :math:`\rho = T(k) / T(1)` the share is :math:`(1 - \rho) / (1 - 1 / k)`, cut to [0, 1].
@@ -246,7 +246,7 @@ def parallel_fraction(unit_seconds: float, shared_seconds: float, *, num_replica
     T(1) is not negative, T(k) of the same unit, and k above 1.
 
     Example:
-        >>> parallel_fraction(10.0, 6.0, num_replicas=2)
+        >>> _parallel_fraction(10.0, 6.0, num_replicas=2)
         0.8
     """
     if unit_seconds == 0:

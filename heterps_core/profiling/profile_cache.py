@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Kept = TypeVar("Kept", bound=JsonDocument)
 
 
-def profile_name(
+def _profile_name(
     request: ProfileRequest,
     graph: ModelGraph,
     *,
@@ -63,7 +63,7 @@ def device_profile_name(
     Tables grow every night, and a look-up takes as long. Builds of the same version for other hardware ("2.13.0+cpu")
     run the same code.
     """
-    return profile_name(
+    return _profile_name(
         request,
         graph.without_table_sizes(),
         device_type=device_type,
@@ -132,7 +132,7 @@ def profile_model(
         hardware = [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    name = profile_name(
+    name = _profile_name(
         request,
         graph,
         device_type=LOCAL_DEVICE_TYPE,

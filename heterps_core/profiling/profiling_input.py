@@ -37,7 +37,7 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
     num_rows = NUM_BATCHES * request.batch_size
     if request.dataset is None:
         generator = np.random.default_rng(request.seed)
-        ids = zipf_ids(features, num_rows, generator)
+        ids = _zipf_ids(features, num_rows, generator)
         dense = generator.standard_normal((num_rows, features.num_dense), dtype=np.float32)
         labels = generator.integers(0, 2, (num_rows, features.num_labels)).astype(np.float32)
         batch = ClickBatch.from_numpy(dense, ids, labels)
@@ -58,7 +58,7 @@ def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:
     return torch.where(ids > MISSING_ROW, 1 + (ids - 1) % torch.from_numpy(last_rows), ids)
 
 
-def zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
+def _zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draw ids [B, K] by Zipf's law with exponent 1: the r-th most frequent value has weight 1 / r.
 
     Ranks are scattered over the table as hashing scatters values, so that frequent rows do not lie side by side

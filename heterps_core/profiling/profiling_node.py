@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 PROFILE_JOB = "profile_job.json"
 
 
-def profile_key(node_id: str) -> str:
+def _profile_key(node_id: str) -> str:
     """Return the key of a node's profile in the run directory."""
     return f"profiles/{node_id}.json"
 
@@ -62,8 +62,8 @@ def main() -> int:
     with heartbeat(run, node.node_id):
         try:
             request = ProfileRequest.from_json(read_signed_json(run, PROFILE_JOB))
-            measured = measure_node(request, node, is_dry_run=runs_here_as_dry_run())
-            run.write_json(profile_key(node.node_id), measured.to_json())
+            measured = _measure_node(request, node, is_dry_run=runs_here_as_dry_run())
+            run.write_json(_profile_key(node.node_id), measured.to_json())
         except HeterpsError as error:
             logger.error("%s", error)
             status, log_tail = error.exit_status, str(error)
@@ -71,7 +71,7 @@ def main() -> int:
     return status
 
 
-def measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> DeviceProfile:
+def _measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> DeviceProfile:
     """Measure one unit of a node: its first card, or a core. In a dry run a core of this machine stands for both.
 
     Raises:
@@ -136,7 +136,7 @@ def _result_of(run: RunDirectory, node: Node) -> DeviceProfile:
         # The last line of a traceback says enough; the whole traceback is in the file.
         said = end["log_tail"].strip().splitlines()[-1:]
         raise TrainingError(f"it ended with status {end['exit_status']}: {' '.join(said)}")
-    result = DeviceProfile.from_json(run.require_json(profile_key(node.node_id)))
+    result = DeviceProfile.from_json(run.require_json(_profile_key(node.node_id)))
     # Files are named after it, and plans rest on it: a rented machine does not choose it.
     if result.device_type != hardware_name(node.device_type):
         raise TrainingError(

@@ -68,7 +68,7 @@ class _StepTimer:
         self._ended_s = time.monotonic()
 
 
-def take_part(rank: int, folder: Path, job: TrainingJob) -> None:
+def _take_part(rank: int, folder: Path, job: TrainingJob) -> None:
     """Train as one of the processes; the first writes the time of a step of the slowest."""
     torch.set_num_threads(job.config.num_threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -104,7 +104,7 @@ def main() -> None:
     job = TrainingJob.from_json(json.loads((folder / REQUEST_NAME).read_text(encoding="utf-8")))
     try:
         # Forked processes have torch loaded already. Where one fails, the others are ended, which would wait for it.
-        start_processes(take_part, (folder, job), sum(job.replicas_per_stage), start_method="fork")  # type: ignore[no-untyped-call]
+        start_processes(_take_part, (folder, job), sum(job.replicas_per_stage), start_method="fork")  # type: ignore[no-untyped-call]
     except ProcessException as error:
         raise SystemExit(f"worker {error.error_index}: {str(error).strip().splitlines()[-1]}") from None
 

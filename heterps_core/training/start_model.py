@@ -63,7 +63,7 @@ def begin(run: RunDirectory, job: TrainingJob, model: StageModel) -> TrainingCur
     if cursor is not None:
         return cursor
     if job.start_model is not None:
-        load_start_model(run, job.start_model, model, config=job.config)
+        _load_start_model(run, job.start_model, model, config=job.config)
     return TrainingCursor()
 
 
@@ -93,7 +93,7 @@ def publish_start_model(run: RunDirectory, start: StartModel, folder: Path) -> N
     write_signed_json(run, f"{START_MODEL}/{MANIFEST}", document)
 
 
-def load_start_model(
+def _load_start_model(
     run: RunDirectory, start: StartModel, model: StageModel, *, config: TrainingConfig
 ) -> None:
     """Load the start model into this replica's layers and table shards, in place: weights, then optimizer state.

@@ -122,20 +122,20 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         num_repeated_steps=sum(len(attempt) for attempt in attempts) - len(by_step),
         trained_seconds=sum(attempt[-1].elapsed_s for attempt in attempts if attempt),
         repeated_seconds=sum(_repeated_seconds(a, later) for a, later in itertools.pairwise(attempts)),
-        throughput_samples_per_s=clock_throughput_samples_per_s(attempts[-1] if attempts else []),
-        undisturbed_throughput_samples_per_s=median_throughput_samples_per_s(
+        throughput_samples_per_s=_clock_throughput_samples_per_s(attempts[-1] if attempts else []),
+        undisturbed_throughput_samples_per_s=_median_throughput_samples_per_s(
             attempts[-1] if attempts else []
         ),
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
-        sweeps=sweep_figures(reports, attempts[-1] if attempts else []),
+        sweeps=_sweep_figures(reports, attempts[-1] if attempts else []),
         sent_bytes_per_step=sum(report.sent_bytes_per_step for report in reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
     )
 
 
-def sweep_figures(reports: Sequence[ProcessReport], steps: Sequence[StepMetrics]) -> dict[int, SweepFigures]:
+def _sweep_figures(reports: Sequence[ProcessReport], steps: Sequence[StepMetrics]) -> dict[int, SweepFigures]:
     """Return by stage what its workers report of an attempt with these steps."""
     totals: dict[int, SweepCounts] = defaultdict(SweepCounts)
     for report in reports:
@@ -153,7 +153,7 @@ def sweep_figures(reports: Sequence[ProcessReport], steps: Sequence[StepMetrics]
     }
 
 
-def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
+def _clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
     """Return the samples per second of an attempt after its warm-up; None where fewer than two steps are left."""
     counted = _after_warmup(steps)
     if len(counted) < 2:
@@ -162,7 +162,7 @@ def clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None
     return sum(metrics.num_samples for metrics in counted[1:]) / seconds
 
 
-def median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
+def _median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
     """Return the samples per second of the median step after the warm-up; None where fewer than two are left."""
     counted = _after_warmup(steps)
     if len(counted) < 2:

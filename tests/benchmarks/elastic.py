@@ -34,7 +34,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.node_life import NODE_ID_VARIABLE, RUN_DIRECTORY_VARIABLE, RUN_KEY_VARIABLE
-from heterps_core.training.node.worker_life import Sign, read_signs
+from heterps_core.training.node.worker_life import _read_signs, _Sign
 from heterps_core.training.outcome import MachinesLost, Stopped
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import write_signed_json
@@ -120,12 +120,12 @@ class Host:
 
         wait_for(is_idle, timeout_s=LIMIT_S, what="imports on a spare host", poll_s=1.0)
 
-    def signs(self) -> list[Sign]:
+    def signs(self) -> list[_Sign]:
         """Return the newest signs of life of its workers."""
         return [
             sign
             for path in self.folder.glob("heterps-node-*/signs")
-            for sign in read_signs(path.read_bytes())
+            for sign in _read_signs(path.read_bytes())
         ]
 
     def lose(self) -> None:

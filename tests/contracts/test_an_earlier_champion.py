@@ -18,7 +18,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.start_model import load_start_model, publish_start_model
+from heterps_core.training.start_model import _load_start_model, publish_start_model
 from heterps_core.training.storage.named_tensors import (
     dense_optimizer_state,
     row_optimizer_state,
@@ -85,7 +85,7 @@ def test_training_begins_with_its_weights_and_the_state_of_its_optimizers(tmp_pa
         "tests.golden.champion.small_model:build", features, config, [Stage(0, 3, "cpu", 1)]
     )
 
-    load_start_model(run, start, model, config=config)
+    _load_start_model(run, start, model, config=config)
 
     state = dense_optimizer_state(model) | row_optimizer_state(model)
     for file, tensors in (("model", weights_of(model)), ("optimizer", state)):

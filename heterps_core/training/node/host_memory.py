@@ -58,7 +58,7 @@ def peak_bytes() -> int | None:
     return None if kibibytes is None else kibibytes * 1024
 
 
-def num_memory_kills() -> int | None:
+def _num_memory_kills() -> int | None:
     """Return how many processes the kernel has killed for lack of memory; None where it does not tell.
 
     In a control group those of the group: others on the machine say nothing of this run.
@@ -118,11 +118,11 @@ class MemoryWatch:
     """Tells whether the kernel has killed a process for lack of memory since the last time that it was asked."""
 
     def __init__(self) -> None:
-        self._num_kills = num_memory_kills()
+        self._num_kills = _num_memory_kills()
 
     def shortage(self, process: str = "a worker", last_bytes: int | None = None) -> str | None:
         """Return what to say of a killed process that used so much when it was last seen; None for another death."""
-        num_kills, before = num_memory_kills(), self._num_kills
+        num_kills, before = _num_memory_kills(), self._num_kills
         self._num_kills = num_kills
         if num_kills is None or before is None or num_kills <= before:
             return None

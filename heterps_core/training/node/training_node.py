@@ -136,7 +136,7 @@ def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Eve
     return None
 
 
-def worker_environments(
+def _worker_environments(
     cluster: Cluster, node: Node, job: TrainingJob, *, signs: Path
 ) -> list[dict[str, str]]:
     """Return the variables of each worker of a node.
@@ -180,7 +180,7 @@ def _run_workers(
         positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
         with workers_watched(run, signs, positions):
             status = run_workers(
-                worker_environments(cluster, node, job, signs=signs),
+                _worker_environments(cluster, node, job, signs=signs),
                 log_path=log_path,
                 is_over=lambda: is_ending.is_set() or successor.is_there(),
             )

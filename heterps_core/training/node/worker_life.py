@@ -45,7 +45,7 @@ _NOTED_SILENCE_S = 4 * _BEAT_INTERVAL_S
 """One that had been silent for so long when it ended had stood still before."""
 
 
-class State(IntEnum):
+class _State(IntEnum):
     """What a worker says of itself."""
 
     ABSENT = 0
@@ -54,7 +54,7 @@ class State(IntEnum):
     """It came to its end, left last words, or was asked to end: nothing is to be said for it."""
 
 
-class Sign(NamedTuple):
+class _Sign(NamedTuple):
     """What a worker tells of itself."""
 
     beat: int
@@ -69,12 +69,12 @@ class Sign(NamedTuple):
     state: int
 
 
-_SIGN = struct.Struct(f"<{len(Sign._fields)}q")
+_SIGN = struct.Struct(f"<{len(_Sign._fields)}q")
 
 
-def read_signs(content: bytes | mmap.mmap) -> list[Sign]:
+def _read_signs(content: bytes | mmap.mmap) -> list[_Sign]:
     """Return the signs of the workers of a node from its file, by local rank."""
-    return [Sign._make(values) for values in _SIGN.iter_unpack(content)]
+    return [_Sign._make(values) for values in _SIGN.iter_unpack(content)]
 
 
 class SignsOfLife:
@@ -96,7 +96,7 @@ class SignsOfLife:
         """Stage and replica, once the worker knows them."""
 
         self._file, self._first_byte = file, slot * _SIGN.size
-        self._sign = Sign(0, os.getpid(), rank, attempt, 0, State.WORKING)
+        self._sign = _Sign(0, os.getpid(), rank, attempt, 0, _State.WORKING)
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class SignsOfLife:
 
     def has_spoken(self) -> None:
         """Tell that nothing is to be said for this worker; before it ends."""
-        self._give(state=State.HAS_SPOKEN)
+        self._give(state=_State.HAS_SPOKEN)
 
     def fail(self, run: RunDirectory, error: BaseException) -> int:
         """Leave the last words of this worker and return its exit status."""
@@ -174,7 +174,7 @@ def start_signs() -> SignsOfLife:
 class _Seen:
     """What a node has seen of a worker."""
 
-    sign: Sign
+    sign: _Sign
     num_looks_unchanged: int = 0
     num_bytes: int = 0
     """Its memory at the last look."""
@@ -201,15 +201,15 @@ class _WorkerWatch:
 
     def look(self) -> None:
         """Look once at every worker."""
-        for slot, sign in enumerate(read_signs(self._file)):
+        for slot, sign in enumerate(_read_signs(self._file)):
             seen = self._seen.get(slot)
-            if sign.state != State.WORKING:
+            if sign.state != _State.WORKING:
                 self._seen.pop(slot, None)
             elif seen is None or sign.pid != seen.sign.pid:
                 self._seen[slot] = _Seen(sign)
             elif not _is_alive(sign.pid):
                 self._tell(slot, self._death_of(seen))
-                _SIGN.pack_into(self._file, slot * _SIGN.size, *sign._replace(state=State.HAS_SPOKEN))
+                _SIGN.pack_into(self._file, slot * _SIGN.size, *sign._replace(state=_State.HAS_SPOKEN))
             else:
                 seen.num_looks_unchanged = seen.num_looks_unchanged + 1 if sign.beat == seen.sign.beat else 0
                 seen.sign, seen.num_bytes = sign, process_bytes(sign.pid) or seen.num_bytes
@@ -260,7 +260,7 @@ def workers_watched(run: RunDirectory, path: Path, positions: Sequence[tuple[int
 
 
 def _failure(
-    sign: Sign, place: tuple[int | None, int | None], error: BaseException, **others: Any
+    sign: _Sign, place: tuple[int | None, int | None], error: BaseException, **others: Any
 ) -> WorkerFailure:
     stage, replica = place
     return WorkerFailure(

@@ -13,7 +13,7 @@ from heterps_core.transport.rank_layout import RankLayout
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class _Route:
     """One message between two replicas of neighbouring stages."""
 
     peer_replica: int
@@ -54,14 +54,14 @@ def batch_slices(
     return slices
 
 
-def routes_to_neighbour(
+def _routes_to_neighbour(
     num_rows: int, *, num_replicas: int, replica: int, num_peer_replicas: int
-) -> tuple[Route, ...]:
+) -> tuple[_Route, ...]:
     """Return the messages between one replica and a neighbouring stage, in the order of peers.
 
     Example:
-        >>> routes_to_neighbour(10, num_replicas=1, replica=0, num_peer_replicas=2)
-        (Route(peer_replica=0, first=0, stop=5), Route(peer_replica=1, first=5, stop=10))
+        >>> _routes_to_neighbour(10, num_replicas=1, replica=0, num_peer_replicas=2)
+        (_Route(peer_replica=0, first=0, stop=5), _Route(peer_replica=1, first=5, stop=10))
     """
     mine = replica_slice(num_rows, num_replicas, replica)
     routes = []
@@ -69,7 +69,7 @@ def routes_to_neighbour(
         theirs = replica_slice(num_rows, num_peer_replicas, peer)
         first, stop = max(mine.first, theirs.first), min(mine.stop, theirs.stop)
         if first < stop:
-            routes.append(Route(peer, first - mine.first, stop - mine.first))
+            routes.append(_Route(peer, first - mine.first, stop - mine.first))
     return tuple(routes)
 
 
@@ -93,9 +93,9 @@ class StageSide:
         """Return this replica's rows of a micro-batch of `num_rows` rows."""
         return replica_slice(num_rows, len(self.layout.ranks[self.stage]), self.replica)
 
-    def routes(self, num_rows: int) -> tuple[Route, ...]:
+    def routes(self, num_rows: int) -> tuple[_Route, ...]:
         """Return this replica's messages for a micro-batch of `num_rows` rows, in the order of peers."""
-        return routes_to_neighbour(
+        return _routes_to_neighbour(
             num_rows,
             num_replicas=len(self.layout.ranks[self.stage]),
             replica=self.replica,

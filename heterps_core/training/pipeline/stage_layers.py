@@ -243,14 +243,14 @@ def _behind_activation(activation: str, gradient_BO: Tensor, saved_BO: Tensor | 
 
 
 def _multiply(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activation: str) -> Tensor:
-    if input_BI.device.type == "cpu" and has_fused_linear(input_BI.dtype):
+    if input_BI.device.type == "cpu" and _has_fused_linear(input_BI.dtype):
         return torch.ops.mkldnn._linear_pointwise(input_BI, weight_OI, bias_O, activation, [], "")  # type: ignore[no-any-return]
     output_BO = F.linear(input_BI, weight_OI, bias_O)
     return {"none": lambda: output_BO, "relu": output_BO.relu, "sigmoid": output_BO.sigmoid}[activation]()
 
 
 @functools.cache
-def has_fused_linear(dtype: torch.dtype) -> bool:
+def _has_fused_linear(dtype: torch.dtype) -> bool:
     """Tell whether oneDNN can multiply in that type on this processor; the operation is torch's own, for Inductor."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):  # type: ignore[no-untyped-call]
         return False

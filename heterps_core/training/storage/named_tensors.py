@@ -39,7 +39,7 @@ def row_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     }
 
 
-def parameters_of(model: StageModel) -> dict[str, nn.Parameter]:
+def _parameters_of(model: StageModel) -> dict[str, nn.Parameter]:
     """Return the parameters of dense layers."""
     return {
         tensor_name(layer_name, layer, name): parameter
@@ -54,7 +54,7 @@ def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
         return {}
     return {
         f"{name}.{key}": tensor
-        for name, parameter in parameters_of(model).items()
+        for name, parameter in _parameters_of(model).items()
         for key, tensor in model.dense_optimizer.state[parameter].items()
     }
 

@@ -189,7 +189,7 @@ def tune(
         num_validation_rows=rated[1] - rated[0],
         seconds=time.monotonic() - started_s,
     )
-    check_any_complete(tuning, seconds)
+    _check_any_complete(tuning, seconds)
     return tuning
 
 
@@ -232,7 +232,7 @@ def _tried(
     )
 
 
-def check_any_complete(tuning: Tuning, seconds: float) -> None:
+def _check_any_complete(tuning: Tuning, seconds: float) -> None:
     """Check that a search of so many seconds has found parameters; raises as `tune`."""
     if any(trial.is_complete for trial in tuning.trials):
         return

@@ -9,8 +9,8 @@ from heterps_core.embeddings.row_optimizers import (
     RowWiseAdagrad,
     RowWiseAdam,
     RowWiseSGD,
+    _sum_repeated_rows,
     get_row_optimizer,
-    sum_repeated_rows,
 )
 from heterps_core.errors import UnknownNameError
 
@@ -19,14 +19,14 @@ def test_gradients_of_repeated_rows_are_summed():
     rows = torch.tensor([7, 2, 7, 0, 2, 7])
     gradients = torch.arange(12, dtype=torch.float32).view(6, 2)
 
-    distinct, summed = sum_repeated_rows(rows, gradients)
+    distinct, summed = _sum_repeated_rows(rows, gradients)
 
     assert distinct.tolist() == [0, 2, 7]
     assert summed.tolist() == [[6, 7], [2 + 8, 3 + 9], [0 + 4 + 10, 1 + 5 + 11]]
 
 
 def test_no_rows_are_no_update():
-    rows, gradients = sum_repeated_rows(torch.empty(0, dtype=torch.int64), torch.empty(0, 4))
+    rows, gradients = _sum_repeated_rows(torch.empty(0, dtype=torch.int64), torch.empty(0, 4))
 
     assert rows.shape == (0,)
     assert gradients.shape == (0, 4)

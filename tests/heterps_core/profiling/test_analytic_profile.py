@@ -5,7 +5,7 @@ import pytest
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.profiling.analytic_profile import estimate_profile, layer_work, slowdowns
+from heterps_core.profiling.analytic_profile import _layer_work, _slowdowns, estimate_profile
 from tests.heterps_core.profiling.builders import (
     DENSE,
     EMBEDDING,
@@ -17,7 +17,7 @@ from tests.heterps_core.profiling.builders import (
 
 
 def test_the_roofline_of_a_dense_layer_is_the_longer_of_computing_and_moving():
-    forward = layer_work(DENSE, batch_size=100)["forward"]
+    forward = _layer_work(DENSE, batch_size=100)["forward"]
 
     # 100 * 500 operations at 1e6/s take 0.05 s; 100 * (60 + 4) + 1000 bytes at 1e5/s take 0.074 s.
     assert forward.limit_seconds(SPEED) == pytest.approx(0.074)
@@ -27,7 +27,7 @@ def test_the_roofline_of_a_dense_layer_is_the_longer_of_computing_and_moving():
 
 
 def test_the_backward_pass_of_a_dense_layer_multiplies_twice():
-    work = layer_work(DENSE, batch_size=100)
+    work = _layer_work(DENSE, batch_size=100)
 
     assert work["backward"].flops == 2 * work["forward"].flops == 100_000
     assert work["update"].num_bytes == 7 * 1_000
@@ -36,12 +36,12 @@ def test_the_backward_pass_of_a_dense_layer_multiplies_twice():
 def test_the_work_of_an_embedding_does_not_depend_on_the_size_of_its_table():
     bigger = replace(EMBEDDING, parameter_bytes=10**12)
 
-    assert layer_work(bigger, batch_size=100) == layer_work(EMBEDDING, batch_size=100)
+    assert _layer_work(bigger, batch_size=100) == _layer_work(EMBEDDING, batch_size=100)
 
 
 def test_the_slowdown_of_a_kind_is_measured_time_over_roofline_without_launches():
     # Forward: 1 s measured, one launch of 0.001 s, roofline 0.074 s.
-    found = slowdowns(GRAPH, make_profile())
+    found = _slowdowns(GRAPH, make_profile())
 
     assert found[LayerKind.FULLY_CONNECTED, "forward"] == pytest.approx((1.0 - 0.001) / 0.074)
 
@@ -49,7 +49,7 @@ def test_the_slowdown_of_a_kind_is_measured_time_over_roofline_without_launches(
 def test_no_kind_is_estimated_faster_than_the_roofline():
     in_the_cache = make_profile(timings=(make_timing(EMBEDDING, 1, 1, 1), make_timing(DENSE, 1, 1, 1)))
 
-    assert set(slowdowns(GRAPH, in_the_cache).values()) == {1.0}
+    assert set(_slowdowns(GRAPH, in_the_cache).values()) == {1.0}
 
 
 def test_a_machine_of_unknown_rates_calibrates_nothing():

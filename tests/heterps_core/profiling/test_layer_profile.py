@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.profiling.layer_profile import LayerProfile, parallel_fraction
+from heterps_core.profiling.layer_profile import LayerProfile, _parallel_fraction
 from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile, make_timing
 
 
@@ -13,11 +13,11 @@ from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile
     [(5.0, 1.0), (10.0, 0.0), (8.0, 0.4), (12.0, 0.0), (4.0, 1.0)],  # 10 (1 - a + a / 2); beyond that cut off
 )
 def test_parallel_fraction_follows_from_the_time_of_two_replicas(shared_seconds, fraction):
-    assert parallel_fraction(10.0, shared_seconds, num_replicas=2) == pytest.approx(fraction)
+    assert _parallel_fraction(10.0, shared_seconds, num_replicas=2) == pytest.approx(fraction)
 
 
 def test_nothing_to_do_is_wholly_parallel():
-    assert parallel_fraction(0.0, 0.0, num_replicas=2) == 1.0
+    assert _parallel_fraction(0.0, 0.0, num_replicas=2) == 1.0
 
 
 def test_alpha_is_that_of_all_layers_with_the_update_of_dense_layers_undivided():

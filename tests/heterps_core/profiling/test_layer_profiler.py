@@ -26,8 +26,8 @@ from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profile_cache import ProfileCache, profile_model, profile_name
-from heterps_core.profiling.profiling_input import NUM_BATCHES, click_batches, with_fewer_rows, zipf_ids
+from heterps_core.profiling.profile_cache import ProfileCache, _profile_name, profile_model
+from heterps_core.profiling.profiling_input import NUM_BATCHES, _zipf_ids, click_batches, with_fewer_rows
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -144,7 +144,7 @@ def test_the_command_shows_what_is_measured_and_what_is_estimated(command_result
 
 def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp_path):
     graph = trace_model(request_for_dataset)
-    name = profile_name(
+    name = _profile_name(
         request_for_dataset,
         graph,
         device_type="local-cpu",
@@ -204,7 +204,7 @@ def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, 
 
 
 def test_made_up_row_numbers_follow_zipfs_law():
-    ids = zipf_ids(SMALL.features, 200_000, np.random.default_rng(1))
+    ids = _zipf_ids(SMALL.features, 200_000, np.random.default_rng(1))
 
     shares = np.sort(np.bincount(ids[:, 0], minlength=51))[::-1][:50] / len(ids)
     # Rank r is drawn where 51 ** u lies in [r, r + 1), with u uniform.

@@ -10,7 +10,7 @@ from heterps_core.embeddings import row_kernels
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.profiling.analytic_profile import NUM_OPERATIONS
+from heterps_core.profiling.analytic_profile import _NUM_OPERATIONS
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_input import click_batches
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
@@ -61,7 +61,7 @@ def test_an_embedding_starts_as_many_operations_as_an_estimate_charges(monkeypat
 
     found = count_phases(lambda: layer(batch), lambda: table.apply_gradients(learning_rate=0.1))
 
-    assert found == NUM_OPERATIONS[LayerKind.EMBEDDING]
+    assert found == _NUM_OPERATIONS[LayerKind.EMBEDDING]
 
 
 DENSE_LAYERS = {
@@ -86,4 +86,4 @@ def test_a_dense_layer_starts_as_many_operations_as_an_estimate_charges(kind):
             optimizer.step()
             optimizer.zero_grad()
 
-    assert count_phases(forward, update) == NUM_OPERATIONS[kind]
+    assert count_phases(forward, update) == _NUM_OPERATIONS[kind]

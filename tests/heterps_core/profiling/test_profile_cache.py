@@ -9,7 +9,7 @@ from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, profile_model, profile_name
+from heterps_core.profiling.profile_cache import ProfileCache, _profile_name, profile_model
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
@@ -19,7 +19,7 @@ REQUEST = ProfileRequest(
 
 
 def make_key(request=REQUEST, graph=GRAPH, machine=MACHINE, device_type="local-cpu", software=None):
-    return profile_name(
+    return _profile_name(
         request,
         graph,
         device_type=device_type,

@@ -19,7 +19,7 @@ from heterps_core.training.checkpoint import TrainingCursor, load_latest_checkpo
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
-from heterps_core.training.start_model import load_start_model, publish_start_model
+from heterps_core.training.start_model import _load_start_model, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, file_sha256
 from heterps_core.training.storage.named_tensors import dense_optimizer_state, row_optimizer_state, weights_of
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -103,7 +103,7 @@ def load(
         cursor = load_latest_checkpoint(run, model)
         assert cursor == TrainingCursor(step=5)
     else:
-        load_start_model(run, start, model, config=CONFIG)
+        _load_start_model(run, start, model, config=CONFIG)
     shard_bytes = sum(tensor.nbytes for tensor in model.tables["embedding"].tensors().values())
     return is_numbered(model), shard_bytes, run.usage.bytes_read
 

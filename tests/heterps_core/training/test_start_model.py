@@ -28,7 +28,7 @@ from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
-from heterps_core.training.start_model import begin, load_start_model, publish_start_model
+from heterps_core.training.start_model import _load_start_model, begin, publish_start_model
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
 from heterps_core.training.storage.run_directory import JOB, START_MODEL, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json, write_signed_json
@@ -169,7 +169,7 @@ def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, 
     found = {}
     for number in range(len(stages)):
         model = build(job, stages, number)
-        load_start_model(run, make_start(exported), model, config=job.config)
+        _load_start_model(run, make_start(exported), model, config=job.config)
         found |= {f"{name}.weight": table.weight_RD for name, table in model.tables.items()}
         for name, layer in model.layers.items():
             found |= {f"{name}.{key}": tensor for key, tensor in layer.state_dict().items()}
@@ -182,7 +182,7 @@ def test_the_stages_of_every_cut_begin_with_their_own_layers(dataset, exported, 
 def shard_of(rank: int, dataset_folder: str, run_folder: str, exported: str) -> list[list[float]]:
     job = make_job(Path(dataset_folder), (3, 1))
     model = build(job, job.stages, 0, dist.group.WORLD)
-    load_start_model(RunDirectory(run_folder), make_start(Path(exported)), model, config=job.config)
+    _load_start_model(RunDirectory(run_folder), make_start(Path(exported)), model, config=job.config)
     return model.tables["embedding"].weight_RD.tolist()
 
 
@@ -224,7 +224,7 @@ def test_weights_and_optimizer_state_are_read_alike_from_a_bucket(dataset, expor
     with bucket_location(monkeypatch) as location:
         run = RunDirectory(location, secret=b"key")
         publish_start_model(run, make_start(exported), exported)
-        load_start_model(run, make_start(exported), model, config=job.config)
+        _load_start_model(run, make_start(exported), model, config=job.config)
 
     weights = load_file(exported / WEIGHTS)
     assert torch.equal(model.tables["embedding"].weight_RD, weights["embedding.weight"])
@@ -261,7 +261,7 @@ def test_the_state_of_another_optimizer_is_left_aside_and_said(
     model, fresh = build(job), build(job)
 
     with caplog.at_level("INFO"):
-        load_start_model(run, make_start(exported), model, config=job.config)
+        _load_start_model(run, make_start(exported), model, config=job.config)
 
     assert [line for line in caplog.messages if "again" in line] == said
     assert has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state) == (
@@ -286,7 +286,7 @@ def test_a_learning_rate_may_change_between_nights(dataset, exported, tmp_path):
     job = replace(job, config=replace(job.config, dense_learning_rate=0.5, embedding_learning_rate=7.0))
     model = build(job)
 
-    load_start_model(run, make_start(exported), model, config=job.config)
+    _load_start_model(run, make_start(exported), model, config=job.config)
 
     accumulator = load_file(exported / OPTIMIZER_STATE)["embedding.accumulator"]
     assert torch.equal(model.tables["embedding"].state["accumulator"], accumulator)
@@ -298,7 +298,7 @@ def test_adagrad_forgets_a_share_between_nights_and_adam_forgets_by_itself(datas
     job = with_optimizers(make_job(dataset.directory, (1, 1)), "adam", "rowwise-adagrad")
     model = build(job)
 
-    load_start_model(run, replace(make_start(exported), accumulators_kept=0.25), model, config=job.config)
+    _load_start_model(run, replace(make_start(exported), accumulators_kept=0.25), model, config=job.config)
 
     state = load_file(exported / OPTIMIZER_STATE)
     assert torch.equal(model.tables["embedding"].state["accumulator"], 0.25 * state["embedding.accumulator"])
@@ -316,7 +316,7 @@ def test_a_model_that_was_exported_without_state_goes_on_with_new_optimizers_and
     model, fresh = build(job), build(job)
 
     with caplog.at_level("INFO"):
-        load_start_model(run, start, model, config=job.config)
+        _load_start_model(run, start, model, config=job.config)
 
     assert "the optimizers start again: version 4 holds no state of theirs" in caplog.messages
     assert not has_changed(model.tables["embedding"].state, fresh.tables["embedding"].state)
@@ -334,7 +334,7 @@ def test_a_flipped_byte_of_the_optimizer_state_is_refused(dataset, exported, tmp
         CheckpointError,
         match=r"^start_model/optimizer.safetensors .* has other bytes .* were written; start a new run$",
     ):
-        load_start_model(run, make_start(exported), build(job), config=job.config)
+        _load_start_model(run, make_start(exported), build(job), config=job.config)
 
 
 def flip_last_byte(path: Path) -> None:
@@ -374,14 +374,14 @@ def test_the_start_model_of_another_job_is_refused(dataset, exported, tmp_path):
     job = make_job(dataset.directory, (1, 1))
 
     with pytest.raises(CheckpointError, match=r"must be that of the job's start model, .* start a new run"):
-        load_start_model(run, start, build(job), config=job.config)
+        _load_start_model(run, start, build(job), config=job.config)
 
 
 def test_a_missing_start_model_is_reported(dataset, exported, tmp_path):
     job = make_job(dataset.directory, (1, 1))
 
     with pytest.raises(CheckpointError, match=r"^start_model/manifest.json .* is missing; start a new run$"):
-        load_start_model(RunDirectory(str(tmp_path)), make_start(exported), build(job), config=job.config)
+        _load_start_model(RunDirectory(str(tmp_path)), make_start(exported), build(job), config=job.config)
 
 
 def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported, tmp_path):
@@ -394,7 +394,7 @@ def test_another_model_is_refused_with_the_layer_that_differs(dataset, exported,
         CheckpointError,
         match=r"embedding.weight must be stored as F32 with the sizes \[1300, \d+\] .* got F32 \[1300, 4\]",
     ):
-        load_start_model(run, make_start(exported), wider, config=config)
+        _load_start_model(run, make_start(exported), wider, config=config)
 
 
 def test_the_model_of_these_tests_is_the_tiny_one(dataset, exported):

@@ -10,10 +10,10 @@ from heterps_core.training.step_metrics import ProcessReport, StepMetrics, write
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import (
     SweepFigures,
-    clock_throughput_samples_per_s,
-    median_throughput_samples_per_s,
+    _clock_throughput_samples_per_s,
+    _median_throughput_samples_per_s,
+    _sweep_figures,
     read_training_run,
-    sweep_figures,
 )
 
 
@@ -28,14 +28,14 @@ def test_warm_up_steps_do_not_count_and_pauses_do():
     # Ten steps: the first is warm-up. From the end of step 2 at 5 s, eight steps end at 15 s: 7 of 1 s, one of 3 s.
     steps = make_steps([4.0, 5.0, 6.0, 7.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 
-    assert clock_throughput_samples_per_s(steps) == pytest.approx(800 / 10)
-    assert median_throughput_samples_per_s(steps) == pytest.approx(100.0)
+    assert _clock_throughput_samples_per_s(steps) == pytest.approx(800 / 10)
+    assert _median_throughput_samples_per_s(steps) == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("ends_s", [[], [1.0]])
 def test_too_few_steps_have_no_throughput(ends_s):
-    assert clock_throughput_samples_per_s(make_steps(ends_s)) is None
-    assert median_throughput_samples_per_s(make_steps(ends_s)) is None
+    assert _clock_throughput_samples_per_s(make_steps(ends_s)) is None
+    assert _median_throughput_samples_per_s(make_steps(ends_s)) is None
 
 
 def test_a_run_without_result_is_not_finished(tmp_path):
@@ -92,7 +92,7 @@ def test_what_tables_take_of_disks_is_reported_for_all_workers_of_a_stage_togeth
         ProcessReport(),
     ]
 
-    found = sweep_figures(reports, make_steps([1.0, 2.0]))
+    found = _sweep_figures(reports, make_steps([1.0, 2.0]))
 
     assert found == {
         0: SweepFigures(hit_share=pytest.approx(0.7), rows_per_step=150.0, disk_bytes_per_sample=25.0)

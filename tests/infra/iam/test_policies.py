@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import Market
-from heterps_core.profiling.profiling_node import profile_key
+from heterps_core.profiling.profiling_node import _profile_key
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import Ledger
 from infra.machines.sweeper import sweep
@@ -166,7 +166,7 @@ def accesses_of_a_run(server, recording, tmp_path_factory):
         start = len(recording.read_text().splitlines())
         run = RunDirectory(location, secret=b"the key of this run")
         train(run, make_job(prepare_clicks(tmp_path_factory.mktemp("clicks")), (2, 1)))
-        run.write_json(profile_key("stage0-node0"), {})
+        run.write_json(_profile_key("stage0-node0"), {})
         run.request_stop()
     return s3_accesses(recording, start)
 

@@ -18,7 +18,7 @@ from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiling_node import PROFILE_JOB, follow_profiling, measure_node, profile_key
+from heterps_core.profiling.profiling_node import PROFILE_JOB, _measure_node, _profile_key, follow_profiling
 from heterps_core.training.node.node_life import HEARTBEAT, exit_key, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from heterps_core.training.storage.verified_files import read_unverified_json, write_signed_json
@@ -168,7 +168,7 @@ def test_a_host_whose_card_is_not_seen_does_not_pass_for_the_card():
     node = Cluster.from_json(CARD_CLUSTER).nodes[0]
 
     with pytest.raises(HeterpsError, match="measuring a GPU needs a CUDA device that torch sees"):
-        measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
+        _measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
 
 
 @pytest.mark.gpu
@@ -176,7 +176,7 @@ def test_a_host_whose_card_is_not_seen_does_not_pass_for_the_card():
 def test_a_node_with_a_card_measures_the_card_and_its_profile_takes_the_place_of_the_estimate():
     node = Cluster.from_json(CARD_CLUSTER).nodes[0]
 
-    measured = measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
+    measured = _measure_node(replace(SMALL, dataset=None), node, is_dry_run=False)
 
     assert (measured.device_type, measured.profile.device_type) == ("gpu-t4", "gpu-t4")
     assert torch.cuda.get_device_name(0) in measured.profile.hardware
@@ -245,7 +245,7 @@ def answer_as_nodes(run, *, failing=()):
                     is_dry_run=False,
                     profile=profile,
                 )
-                run.write_json(profile_key(node.node_id), measured.to_json())
+                run.write_json(_profile_key(node.node_id), measured.to_json())
             run.write_json(exit_key(node.node_id), {"exit_status": status, "log_tail": said})
 
     threading.Thread(target=act, daemon=True).start()
@@ -335,7 +335,7 @@ def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path
     said = DeviceProfile(
         device_type="../../other", instance_type="c7i.large", is_dry_run=False, profile=make_profile()
     )
-    run.write_json(profile_key("stage0-node0"), said.to_json())
+    run.write_json(_profile_key("stage0-node0"), said.to_json())
     run.write_json(exit_key("stage0-node0"), {"exit_status": 0, "log_tail": ""})
 
     results = follow_profiling(run, cluster, time_limit_s=10)

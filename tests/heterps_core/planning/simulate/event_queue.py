@@ -11,7 +11,7 @@ from typing import Any
 
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad
 from heterps_core.training.pipeline.pipeline_schedule import one_forward_one_backward
-from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
+from heterps_core.training.pipeline.stage_exchange import _routes_to_neighbour, replica_slice
 
 Process = Generator[float | Hashable, Any, None]
 
@@ -84,7 +84,7 @@ def simulate_by_events(
         seconds = (
             load.stages[stage].input_seconds if peer_stage < stage else load.stages[stage].output_seconds
         )
-        routes = routes_to_neighbour(
+        routes = _routes_to_neighbour(
             sizes[microbatch],
             num_replicas=load.stages[stage].num_replicas,
             replica=replica,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from heterps_core.planning.simulate.row_routes import Transfer, _routes_between
-from heterps_core.training.pipeline.stage_exchange import routes_to_neighbour
+from heterps_core.training.pipeline.stage_exchange import _routes_to_neighbour
 
 SHAPES = [(12, 3, 2), (10, 1, 4), (512, 31, 2), (7, 5, 3), (3, 5, 4), (4, 9, 1), (1, 6, 6)]
 
@@ -12,7 +12,7 @@ def test_messages_are_those_that_the_replicas_exchange(num_rows, num_replicas, n
     expected = [
         (replica, route.peer_replica, route.stop - route.first)
         for replica in range(num_replicas)
-        for route in routes_to_neighbour(
+        for route in _routes_to_neighbour(
             num_rows, num_replicas=num_replicas, replica=replica, num_peer_replicas=num_peers
         )
     ]

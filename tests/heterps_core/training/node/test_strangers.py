@@ -15,7 +15,7 @@ import torch.distributed as dist
 from heterps_core.errors import CheckpointError
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.node.node_life import exit_key
-from heterps_core.training.node.training_node import worker_environments
+from heterps_core.training.node.training_node import _worker_environments
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, RunDirectory
 from tests.heterps_core.training.node_processes import (
     GO_ON_VARIABLE,
@@ -139,5 +139,5 @@ def test_a_node_does_not_use_a_file_that_was_written_without_the_key(key, status
 def test_workers_listen_on_the_interface_of_their_node_alone(tmp_path):
     job = make_job(tmp_path, (2, 1))
     cluster = cluster_of(job)
-    for environment in worker_environments(cluster, cluster.nodes[0], job, signs=tmp_path / "signs"):
+    for environment in _worker_environments(cluster, cluster.nodes[0], job, signs=tmp_path / "signs"):
         assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from heterps_core.training.pipeline.stage_exchange import replica_slice, routes_to_neighbour
+from heterps_core.training.pipeline.stage_exchange import _routes_to_neighbour, replica_slice
 
 SHAPES = [
     (num_rows, mine, theirs)
@@ -25,7 +25,7 @@ def test_every_row_travels_once_and_to_the_replica_that_works_on_it(num_rows, nu
     arrived = {}
     for replica in range(num_replicas):
         mine = replica_slice(num_rows, num_replicas, replica)
-        for route in routes_to_neighbour(
+        for route in _routes_to_neighbour(
             num_rows, num_replicas=num_replicas, replica=replica, num_peer_replicas=num_peers
         ):
             for row in range(mine.first + route.first, mine.first + route.stop):
@@ -45,7 +45,7 @@ def test_sender_and_receiver_agree_on_every_message(num_rows, num_replicas, num_
         return {
             (replica, route.peer_replica, route.stop - route.first)
             for replica in range(senders)
-            for route in routes_to_neighbour(
+            for route in _routes_to_neighbour(
                 num_rows, num_replicas=senders, replica=replica, num_peer_replicas=receivers
             )
         }

@@ -15,7 +15,7 @@ from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.pipeline import stage_layers
-from heterps_core.training.pipeline.stage_layers import StageLayers, general_layers, has_fused_linear
+from heterps_core.training.pipeline.stage_layers import StageLayers, _has_fused_linear, general_layers
 
 FEATURES = FeatureSpec(num_dense=5, slot_rows=(50,) * 8)
 BATCH = ClickBatch(
@@ -149,4 +149,4 @@ def test_a_layer_without_bias_is_fused_too():
     leaving = StageLayers([linear, nn.ReLU()])(BATCH, entering)
 
     torch.testing.assert_close(leaving, linear(entering).relu())
-    assert has_fused_linear(torch.float32) == torch.backends.mkldnn.is_available()
+    assert _has_fused_linear(torch.float32) == torch.backends.mkldnn.is_available()

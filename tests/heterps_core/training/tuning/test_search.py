@@ -17,7 +17,7 @@ from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.models import sized_model
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.tuning.in_one_process import train_in_turns
-from heterps_core.training.tuning.search import Trial, Tuning, check_any_complete, tune
+from heterps_core.training.tuning.search import Trial, Tuning, _check_any_complete, tune
 from infra.workspace import HOME_VARIABLE
 from tests.heterps_core.data.synthetic_rows import held_out_labels
 
@@ -131,7 +131,7 @@ def test_a_search_without_a_complete_trial_says_how_each_ended_and_how_long_one_
     ]
     tuning = Tuning(trials=tuple(trials), num_train_rows=1_000, num_validation_rows=250, seconds=120.0)
     with pytest.raises(error, match=message):
-        check_any_complete(tuning, 120.0)
+        _check_any_complete(tuning, 120.0)
 
 
 def test_turns_are_those_of_the_training_and_a_view_of_fewer_rows_trains_what_they_would(dataset, tmp_path):
