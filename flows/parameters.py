@@ -234,7 +234,7 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
     """Plans that each search method may rate."""
 
     max_planning_seconds: Annotated[float, of_unit("seconds", ge=0.1)] | None = None
-    """Time of all proofs together, of zones, floors and markets; longer ones end with a gap; empty for 60."""
+    """Processor time of all proofs of zones, floors and markets; longer ones end with a gap; empty for 60."""
 
     markets: list[Annotated[str, OneOf("market", tuple(map(str, Market)))]] = Field(
         [str(Market.ON_DEMAND)], min_length=1

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=MAX_SECONDS,
         metavar="S",
-        help="of the proof, which then ends with a gap; exact returns its best plan (default: %(default)g)",
+        help="processor time of the proof, which then ends with a gap (default: %(default)g)",
     )
     parser.add_argument(
         "--leave-out-costs",

@@ -94,15 +94,15 @@ class PlanningTime:
     The time begins to run when the object is made.
 
     Args:
-        seconds: Of wall time for all proofs together.
+        seconds: Of this process's processor time, for all proofs together, so that a busy machine cuts none short.
     """
 
     def __init__(self, seconds: float = MAX_SECONDS) -> None:
-        self._ends_s = clock.perf_counter() + seconds
+        self._ends_s = clock.process_time() + seconds
 
     def share(self, num_proofs: int) -> float:
         """Return the seconds of the next proof where so many are still to be made; what one saves others have."""
-        return max(self._ends_s - clock.perf_counter(), 0.0) / num_proofs
+        return max(self._ends_s - clock.process_time(), 0.0) / num_proofs
 
 
 def parse_time_of_day(text: str) -> time:

@@ -19,6 +19,9 @@ from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
 
+_NEAR = 1e-6
+"""Relative distance of counts from a root of a quadratic equation below which the time itself decides."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTable:
@@ -254,21 +257,38 @@ class StageTable:
             shared = path.compute_share * divided + path.links_seconds
             paths.append((path.exchange_share, fixed, shared, path.sums * trainer.sum_seconds))
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
-        least = np.broadcast_to(held, (x.shape[0], *self.compute_seconds.shape))
-        least = np.where(self.seconds(least) <= x, least, np.inf)
+        smaller, larger = [], []
         for exchanged, fixed_alone, shared, summed in paths:
             fixed = exchanged * trainer.fixed_seconds + summed
             slack = x - (fixed_alone + fixed)
             b = shared + exchanged * trainer.shared_seconds - crossing_once * fixed
             c = crossing_once * exchanged * trainer.shared_seconds
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                root = (b + np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))) / (2 * slack)
-            root = np.where(slack > 0, np.maximum(root, 1.0), np.inf)
+                apart = np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))
+                root = (b + apart) / (2 * slack)
+                # In the form that does not cancel.
+                smaller.append(np.where(b >= 0, 2 * c / (b + apart), (b - apart) / (2 * slack)))
+            larger.append(np.where(slack > 0, np.maximum(root, 1.0), np.inf))
+        least = np.broadcast_to(held, larger[0].shape)
+        least = np.where(self.seconds(least) <= x, least, np.inf)
+        replicas = np.maximum(trainer.whole(np.maximum.reduce(larger)), held)
+        # What rounding let through has a row more for its slowest replica than the next count.
+        for candidates in (replicas, trainer.next_whole(replicas)):
+            kept = (candidates < least) & (self.seconds(candidates) <= x)
+            least = np.where(kept, candidates, least)
+        if trainer.single_replica_communicates:
+            return least
+        for root in larger:
             replicas = np.maximum(trainer.whole(root), held)
-            # What rounding let through has a row more for its slowest replica than the next count.
-            for candidates in (replicas, trainer.next_whole(replicas)):
-                kept = (candidates < least) & (self.seconds(candidates) <= x)
-                least = np.where(kept, candidates, least)
+            pace, may_keep = self.pacing(replicas), replicas < least
+            for low, high in zip(smaller, larger, strict=True):
+                may_keep &= (pace >= high * (1 - _NEAR)) | (pace <= low * (1 + _NEAR))
+            where = np.nonzero(may_keep)
+            if where[0].size:
+                part, limits = self.at(where[1:]), np.broadcast_to(x, least.shape)[where]
+                for candidates in (replicas[where], trainer.next_whole(replicas[where])):
+                    kept = (candidates < least[where]) & (part.seconds(candidates) <= limits)
+                    least[where] = np.where(kept, candidates, least[where])
         return least
 
     def take(self, rows: Ints) -> StageTable:

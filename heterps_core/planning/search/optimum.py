@@ -53,7 +53,8 @@ def find_optimum(
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
     Args:
-        seconds: After about so many seconds of wall time the best plan and bound so far are returned.
+        seconds: After about so many seconds of this process's processor time the best plan and bound so far are
+            returned. The search for the reason where there is no plan ends with them as well.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
     simulation says, and keeps the floor there. Where steps drain, the search simulates all plans that it meets.
@@ -62,7 +63,7 @@ def find_optimum(
         InfeasiblePlanError: No plan keeps all constraints; names the one that cannot be kept. Or none was met, and
             the message says that none is proven impossible.
     """
-    deadline = time.perf_counter() + seconds
+    deadline = time.process_time() + seconds
     stages, bound_usd, is_proven = _proven(problem, known, deadline)
     if problem.step_model is StepModel.TRAINER:
         stages, cost_usd = _judged(problem, stages, deadline)
@@ -84,7 +85,7 @@ def proven_bound_usd(
     Raises:
         InfeasiblePlanError: As `find_optimum`, but not where only the plans that it simulates miss the floor.
     """
-    return _proven(problem, known, time.perf_counter() + seconds)[1]
+    return _proven(problem, known, time.process_time() + seconds)[1]
 
 
 def _proven(
@@ -134,9 +135,9 @@ def _judged(
 def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = None) -> float:
     """Return the highest throughput in samples/s that memory and caps allow, 0 where no plan was met.
 
-    Where the deadline (of `time.perf_counter`; by default in `MAX_SECONDS`) passes, it is the highest that was met.
+    Where the deadline (of `time.process_time`; by default in `MAX_SECONDS`) passes, it is the highest that was met.
     """
-    deadline = time.perf_counter() + MAX_SECONDS if deadline is None else deadline
+    deadline = time.process_time() + MAX_SECONDS if deadline is None else deadline
     least_seconds = math.inf
     for group in step_groups(problem):
         table = segment_table(problem, num_microbatches=group.num_microbatches)
@@ -156,20 +157,31 @@ def _explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> In
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
     Constraints are dropped one after the other, the floor first, then the caps: the first whose absence
-    lets a plan exist is the one that is named.
+    lets a plan exist is the one that is named. Where the deadline passes before that is known, none is.
     """
+    error = _missed_constraint(problem, deadline)
+    if time.process_time() < deadline:
+        return error
+    return InfeasiblePlanError(
+        "constraints",
+        "it is proven that no plan keeps memory, max_units and the floor, but the search for the one that is missed "
+        "ended with its seconds; give it more, lower the floor, or raise max_units",
+    )
+
+
+def _missed_constraint(problem: SchedulingProblem, deadline: float) -> InfeasiblePlanError:
     table = segment_table(problem)
-    if _has_plan(problem, table):
+    if _has_plan(problem, table, deadline):
         highest = highest_throughput(problem, deadline=deadline)
         return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met(problem)
-    if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED)):
-        factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale)))
+    if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED), deadline):
+        factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale), deadline))
         return InfeasiblePlanError(
             "units cap",
             f"memory alone takes more units than max_units allows; {factor:.3g} times as many units of every "
             f"device type would be enough",
         )
-    factor = _least_factor(lambda scale: _fits_into_memory(problem, scale))
+    factor = _least_factor(lambda scale: _fits_into_memory(problem, scale, deadline))
     return InfeasiblePlanError(
         "memory",
         f"the state of the layers fits on no chain of device types; {factor:.3g} times the memory_bytes of "
@@ -192,12 +204,12 @@ def _nothing_met(problem: SchedulingProblem) -> InfeasiblePlanError:
     )
 
 
-def _has_plan(problem: SchedulingProblem, table: StageTable) -> bool:
-    """Return whether a plan keeps memory and caps, the floor left aside."""
+def _has_plan(problem: SchedulingProblem, table: StageTable, deadline: float) -> bool:
+    """Return whether a plan keeps memory and caps, the floor left aside; true from the deadline on."""
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    rows, _ = FeasibilitySearch(table).plan_within(high_seconds)
+    rows, _ = FeasibilitySearch(table, deadline=deadline).plan_within(high_seconds)
     return rows is None or rows.size > 0
 
 
@@ -206,13 +218,13 @@ def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:
     return replace(table, max_units=np.floor(table.max_units * factor), covers={}, on_demand_usd={})
 
 
-def _fits_into_memory(problem: SchedulingProblem, factor: float) -> bool:
+def _fits_into_memory(problem: SchedulingProblem, factor: float, deadline: float) -> bool:
     units = {
         name: replace(unit, memory_bytes=min(unit.memory_bytes * factor, LARGEST_NUMBER))
         for name, unit in problem.device_types.items()
     }
     table = segment_table(replace(problem, device_types=units))
-    return _has_plan(problem, _with_scaled_caps(table, _UNLIMITED))
+    return _has_plan(problem, _with_scaled_caps(table, _UNLIMITED), deadline)
 
 
 def _least_factor(is_enough: Callable[[float], bool]) -> float:

@@ -108,7 +108,7 @@ class CappedSearch:
 
     Args:
         known: A plan to begin with, if it keeps all constraints.
-        deadline: Of `time.perf_counter`, at which the search ends; infinite for none.
+        deadline: Of `time.process_time`, at which the search ends; infinite for none.
         most_steps: Intervals that are looked at before the search ends.
     """
 
@@ -170,7 +170,7 @@ class CappedSearch:
 
     def _feasible_rows(self, seconds: float) -> Ints | None:
         """Return a plan that keeps the caps at the longest stage time; empty where there is none, None where open."""
-        half = (time.perf_counter() + self.deadline) / 2
+        half = (time.process_time() + self.deadline) / 2
         is_open = False
         first_group = min(((each.known or each).plans.group for each in self._heap), default=0)
         for index in range(first_group, len(self.groups)):
@@ -185,7 +185,7 @@ class CappedSearch:
         return None if is_open else np.empty(0, dtype=np.int64)
 
     def _is_over(self) -> bool:
-        return time.perf_counter() >= self.deadline
+        return time.process_time() >= self.deadline
 
     def _push(self, interval: _Interval) -> None:
         self._num_pushed += 1
@@ -290,7 +290,7 @@ class CappedSearch:
         price = min(goal - constant, everything)
         chain = known.chain.without_hopeless(plans.scarcity, price)
         if by_programme:
-            left_s = (self.deadline - time.perf_counter()) / 2
+            left_s = (self.deadline - time.process_time()) / 2
             found = cheapest_by_programme(
                 chain,
                 target=price,

@@ -21,7 +21,7 @@ class FeasibilitySearch:
     """Finds plans that keep memory and caps at given stage times, whatever they cost.
 
     Args:
-        deadline: Of `time.perf_counter`, from which on no plan is met; infinite for none.
+        deadline: Of `time.process_time`, from which on no plan is met; infinite for none.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class FeasibilitySearch:
 
     def plan_within(self, x: float) -> tuple[Ints | None, float]:
         """Return the rows of a plan and its longest stage time: none where there is none, None where it is open."""
+        if time.process_time() >= self.deadline:
+            return None, x
         replicas = self.table.least_replicas(np.array([x]))[0]
         flat = replicas.reshape(-1)
         rows = np.flatnonzero(np.isfinite(flat))
@@ -57,14 +59,14 @@ class FeasibilitySearch:
         most_partial_plans = _FIRST_PARTIAL_PLANS
         found = None if ascent.best is None else chain.rows[ascent.best]
         while found is None and most_partial_plans <= MAX_PARTIAL_PLANS:
-            if time.perf_counter() >= self.deadline:
+            if time.process_time() >= self.deadline:
                 return None, x
             searched = cheapest_below(
                 chain,
                 ascent.scarcity,
                 target=everything,
                 most_partial_plans=most_partial_plans,
-                is_over=lambda: time.perf_counter() >= self.deadline,
+                is_over=lambda: time.process_time() >= self.deadline,
             )
             if searched.rows is None and searched.is_settled:
                 return np.empty(0, dtype=np.int64), x

@@ -143,6 +143,13 @@ def test_names_the_highest_reachable_throughput():
         find_optimum(replace(problem, throughput_floor_samples_per_s=reachable * 1.0001))
 
 
+def test_the_search_for_the_reason_why_there_is_no_plan_ends_with_the_seconds():
+    problem = make_problem(5, num_layers=4, num_types=2, floor_samples_per_s=1e9, scarce=True)
+
+    with pytest.raises(InfeasiblePlanError, match=r"proven that no plan .* ended with its seconds"):
+        find_optimum(problem, seconds=0.0)
+
+
 def with_device_types(problem, **changes):
     return replace(
         problem,
