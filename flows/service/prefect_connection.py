@@ -114,22 +114,16 @@ class PrefectServer:
         Raises:
             ConfigurationError: It is not, or does not.
         """
+        status, problem = self._complaint()
         way_out = f"start it, or unset {URL_VARIABLE} to use the server of heterps serve or an own one"
-        try:
-            if isinstance(self._answer("/flows/count", {}, timeout_s=SERVICE_TIMEOUT_S), int):
-                return
-            problem = "its answer is none of Prefect's"
-        except urllib.error.HTTPError as error:
-            problem = f"status {error.code}"
-            if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-                problem += ", a wrong password or none"
-                way_out = f"set {CLIENT_PASSWORD} to its user:password"
-        except (OSError, ValueError, HTTPException) as error:
-            problem = str(getattr(error, "reason", error))
-        raise ConfigurationError(
-            f"{URL_VARIABLE} must be the API of a Prefect server that answers, such as http://127.0.0.1:4200/api, "
-            f"but {self.api_url} does not ({problem}); {way_out}"
-        )
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            problem += ", a wrong password or none"
+            way_out = f"set {CLIENT_PASSWORD} to its user:password"
+        if problem:
+            raise ConfigurationError(
+                f"{URL_VARIABLE} must be the API of a Prefect server that answers, such as "
+                f"http://127.0.0.1:4200/api, but {self.api_url} does not ({problem}); {way_out}"
+            )
 
     def check_takes_password(self, workspace: Workspace) -> None:
         """Check that the server of `heterps serve` takes the password of its workspace, where it answers.
@@ -137,18 +131,23 @@ class PrefectServer:
         Raises:
             ConfigurationError: It asks for another.
         """
+        if self._complaint()[0] == HTTPStatus.UNAUTHORIZED:
+            raise ConfigurationError(
+                f"{self.api_url} must take the user:password of {workspace.password_path}, but asks for another; set "
+                f"{SERVER_PASSWORD} as where heterps serve runs, or start that again"
+            )
+
+    def _complaint(self) -> tuple[int | None, str]:
+        """Return why the server does not answer as Prefect's, with the HTTP status; an empty text where it does."""
         try:
-            self._answer("/flows/count", {}, timeout_s=SERVICE_TIMEOUT_S)
+            if isinstance(self._answer("/flows/count", {}, timeout_s=SERVICE_TIMEOUT_S), int):
+                return None, ""
+            return None, "its answer is none of Prefect's"
         except urllib.error.HTTPError as error:
             error.close()
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                raise ConfigurationError(
-                    f"{self.api_url} must take the user:password of {workspace.password_path}, but asks for "
-                    f"another; set {SERVER_PASSWORD} as where heterps serve runs, or start that again"
-                ) from None
-        except (OSError, ValueError, HTTPException):
-            # Then an own one is started.
-            return
+            return error.code, f"status {error.code}"
+        except (OSError, ValueError, HTTPException) as error:
+            return None, str(getattr(error, "reason", error))
 
     def _answer(self, path: str, body: dict[str, Any] | None, *, timeout_s: float = TIMEOUT_S) -> Any:
         headers = {"content-type": "application/json"}
