@@ -14,12 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import httpx
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
@@ -35,11 +34,10 @@ from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
-from flows.service.kept_settings import register
+from flows.service.kept_settings import register, restore_deleted
 from flows.service.prefect_connection import wait_for_server
 from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
-    DEPLOYMENTS,
     NIGHTLY_CRON,
     NIGHTLY_VARIABLE,
     SWEEP_INTERVAL_S,
@@ -56,8 +54,6 @@ RESTORE_S = 10.0
 
 # A sweep that hangs must not pile up; runs that train keep one another out (tasks/running/live_fleet.py).
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
-
-logger = logging.getLogger(__name__)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,48 +72,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         install_crash_automations()
         recover(is_alone=not options.set_up_only)
         if not options.set_up_only:
-            _serve(Workspace.locate())
+            _serve(Workspace.locate().deployments_path)
     except HeterpsError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     return 0
 
 
-def _serve(workspace: Workspace) -> None:
-    """Register the deployments and run what they are asked for."""
+def _serve(record: Path) -> None:
+    """Register the deployments and run what they are asked for; `record` as in `register`."""
     logging.getLogger("prefect.flow_runs").addFilter(_in_one_line)
     runner = Runner(pause_on_shutdown=False)
     served = deployments()
-    register(served, record=workspace.deployments_path)
+    register(served, record=record)
     for each in served:
         runner.add_deployment(each)
-    Thread(target=_keep_restoring, args=(runner, workspace), daemon=True).start()
+    Thread(target=_keep_restoring, args=(runner, record), daemon=True).start()
     with suppress(KeyboardInterrupt, TerminationSignal):
         asyncio.run(runner.start())
 
 
-def _keep_restoring(runner: Runner, workspace: Workspace) -> None:
+def _keep_restoring(runner: Runner, record: Path) -> None:
     while True:
         time.sleep(RESTORE_S)
         # The server may be down for a while.
         with suppress(httpx.HTTPError, PrefectException):
-            restore_deleted(runner, workspace)
-
-
-def restore_deleted(runner: Runner, workspace: Workspace) -> None:
-    """Register again what is deleted in Prefect while it is served, as no night and no sweep would run any more."""
-    named = DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS)))
-    with get_client(sync_client=True) as client:
-        present = {each.name for each in client.read_deployments(deployment_filter=named)}
-    for each in deployments() if present != {*DEPLOYMENTS} else ():
-        if each.name not in present:
-            register([each], record=workspace.deployments_path)
-            runner.add_deployment(each)
-            logger.warning(
-                "%s was deleted in Prefect and is registered again with the settings of the code; pause it there, or "
-                "its schedule, where it must not run",
-                each.name,
-            )
+            restore_deleted(deployments, runner=runner, record=record)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

@@ -4,10 +4,8 @@ import logging
 
 import pytest
 import yaml
-from prefect.client.orchestration import get_client
-from prefect.runner import Runner
 
-from flows.service.deployments import deployments, restore_deleted
+from flows.service.deployments import deployments
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.errors import ConfigurationError
 from infra.workspace import Workspace
@@ -44,29 +42,6 @@ def test_sweeps_do_not_pile_up_and_no_run_that_trains_depends_on_a_lease_of_pref
         1,
         "CANCEL_NEW",
     )
-
-
-def test_deployments_that_are_deleted_while_they_are_served_are_registered_again(
-    tmp_path, caplog, prefect_server
-):
-    runner, workspace = Runner(), Workspace(root=tmp_path)
-    restore_deleted(runner, workspace)
-    with get_client(sync_client=True) as client:
-        before = {each.name: each.id for each in client.read_deployments()}
-        client.pause_deployment(before["sweep-orphans"])
-        client.delete_deployment(before["train-ctr"])
-        caplog.clear()
-        restore_deleted(runner, workspace)
-        restore_deleted(runner, workspace)
-        after = {each.name: each for each in client.read_deployments()}
-        client.resume_deployment(before["sweep-orphans"])
-
-    assert after.keys() == before.keys()
-    assert {name for name, each in after.items() if each.id != before[name]} == {"train-ctr"}
-    assert [each.schedule.cron for each in after["train-ctr"].schedules] == ["30 4 * * *"]
-    assert after["sweep-orphans"].paused
-    [said] = [record.getMessage() for record in caplog.records if record.name == deployments.__module__]
-    assert said.startswith("train-ctr was deleted in Prefect and is registered again")
 
 
 def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
