@@ -14,7 +14,7 @@ from heterps_core.planning.explain.explanation import PlanExplanation, default_d
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning import offer_choice
-from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
+from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum, may_have_plan
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
@@ -39,8 +39,8 @@ recorded markets nights that can wait cost a quarter less (docs/log, 2026-11).""
 SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""
 
-MAX_UNITS = 64
-"""Most units of a device type in a plan: the order of a new account's quota."""
+_MAX_UNITS = (64, 256, 1_024)
+"""Most units of a device type in a plan: the order of a new account's quota; more where no plan does with that."""
 
 
 @step("build problem")
@@ -62,7 +62,8 @@ def make_problem(
 
     The step is the trainer's, which drains where updates are not delayed: without an update mode, in short runs.
     Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the
-    planning time with one more, that of the plan itself. Tables may lie on disks where some unit cannot hold them.
+    planning time with one more, that of the plan itself. Units are as many as a plan needs. Tables may lie on disks
+    where some unit cannot hold them.
 
     Raises:
         ProvisioningError: A device type is sold in no zone.
@@ -94,9 +95,8 @@ def make_problem(
         )
         # Tables with dynamic ids are in memory.
         is_in_memory = profiled.planned_request.features.dynamic_ids is not None
-        problems.append(
-            in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
-        )
+        problem = in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
+        problems.append(with_enough_units(problem))
     if len(problems) == 1:
         return problems[0]
     planning_time = planning_time or PlanningTime()
@@ -105,6 +105,16 @@ def make_problem(
         for index, problem in enumerate(problems)
     ]
     return problems[costs_usd.index(min(costs_usd))]
+
+
+def with_enough_units(problem: SchedulingProblem) -> SchedulingProblem:
+    """Return the problem with the least of `_MAX_UNITS` for each device type that some plan keeps, or the most."""
+    for most in _MAX_UNITS:
+        units = {name: replace(unit, max_units=most) for name, unit in problem.device_types.items()}
+        problem = replace(problem, device_types=units)
+        if may_have_plan(problem):
+            break
+    return problem
 
 
 def _units(
@@ -127,7 +137,7 @@ def _units(
             on_demand_instances=offer_choice.on_demand_sizes(name, offers),
             interruptions_per_hour=offer_choice.interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name],
-            max_units=MAX_UNITS,
+            max_units=_MAX_UNITS[0],
             step_model=StepModel.TRAINER,
             wire_dtype=wire_dtype,
             reserved_bytes=reserved_bytes(

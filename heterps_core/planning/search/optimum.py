@@ -153,6 +153,17 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = N
     return problem.batch_size / least_seconds
 
 
+def may_have_plan(problem: SchedulingProblem, *, seconds: float = MAX_SECONDS) -> bool:
+    """Return whether some plan keeps memory, caps and the floor by the formula; true where the seconds end first."""
+    deadline = time.process_time() + seconds
+    limit_seconds = problem.stage_seconds_limit * (1 + COMPARISON_TOLERANCE)
+    for group in step_groups(problem):
+        table = segment_table(problem, num_microbatches=group.num_microbatches)
+        if _has_plan(problem, table, deadline, most_stages=group.most_stages, limit_seconds=limit_seconds):
+            return True
+    return False
+
+
 def _explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> InfeasiblePlanError:
     """Return the error that names the constraint that no plan keeps, and how far it is missed.
 
@@ -204,12 +215,20 @@ def _nothing_met(problem: SchedulingProblem) -> InfeasiblePlanError:
     )
 
 
-def _has_plan(problem: SchedulingProblem, table: StageTable, deadline: float) -> bool:
-    """Return whether a plan keeps memory and caps, the floor left aside; true from the deadline on."""
+def _has_plan(
+    problem: SchedulingProblem,
+    table: StageTable,
+    deadline: float,
+    *,
+    most_stages: int | None = None,
+    limit_seconds: float = math.inf,
+) -> bool:
+    """Return whether a plan keeps memory, caps and a limit of the stage time; true from the deadline on."""
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    rows, _ = FeasibilitySearch(table, deadline=deadline).plan_within(high_seconds)
+    search = FeasibilitySearch(table, most_stages=most_stages, deadline=deadline)
+    rows, _ = search.plan_within(min(high_seconds, limit_seconds))
     return rows is None or rows.size > 0
 
 
