@@ -12,13 +12,14 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import psutil
 
+from heterps_core.errors import HeterpsError
 from infra.workspace import HOME_VARIABLE, Workspace
 
 _GIB = 2**30
@@ -54,6 +55,16 @@ class Check:
     state: CheckState
     found: str
     fix: str | None = None
+
+
+def tried(what: str, ask: Callable[[], object], *, found: str | None = None) -> Check:
+    """Return the check of a question that raises an error where something is missing; its last part is the fix."""
+    try:
+        answer = ask()
+    except (HeterpsError, OSError) as problem:
+        text, _, way_out = str(problem).rpartition("; ")
+        return Check(what, CheckState.MISSING, text or str(problem), way_out)
+    return Check(what, CheckState.OK, found or str(answer))
 
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
-from infra.checks import Check, CheckState, machine_checks, package_checks
+from infra.checks import Check, CheckState, machine_checks, package_checks, tried
 from infra.providers import PROVIDERS, provider_of
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
 from tasks.records.mlflow_names import DIED
@@ -118,16 +118,12 @@ def _rights(workspace: Workspace) -> Iterator[Check]:
         yield Check("account", CheckState.NOTE, found, f"export {HOME_VARIABLE}=a folder of your own")
     if not workspace.password_path.exists():
         return
-    try:
-        workspace.password()
-    except (ConfigurationError, OSError) as problem:
-        found, _, way_out = str(problem).partition("; ")
-        yield Check("password", CheckState.MISSING, found, way_out or None)
-    else:
-        is_open = workspace.password_path.stat().st_mode & 0o077
-        found = f"{workspace.password_path} can be read by {'other accounts' if is_open else 'you alone'}"
-        state = CheckState.MISSING if is_open else CheckState.OK
-        yield Check("password", state, found, f"chmod 600 {workspace.password_path}" if is_open else None)
+    readable = f"{workspace.password_path} can be read by"
+    check = tried("password", workspace.password, found=f"{readable} you alone")
+    if check.state is CheckState.OK and workspace.password_path.stat().st_mode & 0o077:
+        fix = f"chmod 600 {workspace.password_path}"
+        check = Check("password", CheckState.MISSING, f"{readable} other accounts", fix)
+    yield check
 
 
 def _dead_runs(workspace: Workspace) -> Iterator[Check]:
@@ -151,10 +147,4 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
         return
     for port in (PREFECT_PORT, MLFLOW_PORT):
         what = f"port of {port.purpose.removeprefix('the ')}"
-        try:
-            port.check_is_free()
-        except ConfigurationError as problem:
-            found, _, way_out = str(problem).partition("; ")
-            yield Check(what, CheckState.MISSING, found, way_out or None)
-        else:
-            yield Check(what, CheckState.OK, f"{port.number} is free")
+        yield tried(what, port.check_is_free, found=f"{port.number} is free")

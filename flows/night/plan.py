@@ -40,7 +40,7 @@ from tasks.running.progress import log_block, log_step
 from tasks.training import training_config
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class NightPlan:
     """The plan of a run, and its sources."""
 
@@ -84,23 +84,17 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     log_step("profile", profiled.summary)
     offers, price_files = offers_now(run.workspace, asked.provider, device_types, region=asked.region)
     host_bytes = host_bytes_of_worker(job.num_samples)
-    search = _PlanSearch(
-        run=run,
-        job=job,
-        deadline=deadline,
-        device_types=device_types,
-        profiled=profiled,
-        offers=offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes),
-        learning=learn_from_runs(run.workspace, run_id=run.run_id),
-        planning_time=PlanningTime(asked.max_planning_seconds or MAX_SECONDS),
-    )
+    offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
+    learning = learn_from_runs(run.workspace, run_id=run.run_id)
+    planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
+    search = _PlanSearch(run, job, deadline, device_types, profiled, offers, learning, planning_time)
     with explained_by(deadline):
         wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search.with_wire_dtype)
     chosen = searches.chosen
     search.log_found(problem, searches)
     provisioning = provision(
         chosen.plan,
-        search.offers,
+        offers,
         provider=asked.provider,
         caps=asked.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
@@ -109,18 +103,12 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         disks=replica_disks(problem, chosen.evaluation),
     )
     log_step("machines", provisioning.summary)
-    memory_bytes = asked.embedding_memory_bytes or _memory_bytes(run, profiled, problem, chosen, provisioning)
-    config = _config_of(run, chosen, provisioning, wire_dtype=wire_dtype, embedding_memory_bytes=memory_bytes)
+    config = search.config(problem, chosen, provisioning, wire_dtype=wire_dtype)
     spot_until = None
     if deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
         spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
-    return NightPlan(
-        report=search.report(problem, searches, provisioning, config),
-        profiled=profiled,
-        learning=search.learning,
-        deadline=deadline,
-        spot_until=spot_until,
-    )
+    report = search.report(problem, searches, provisioning, config)
+    return NightPlan(report, profiled, learning, deadline, spot_until)
 
 
 def _job_of(run: OpenedRun) -> PlannedJob:
@@ -157,7 +145,7 @@ def _deadline_of(run: OpenedRun, job: PlannedJob) -> Deadline | None:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _PlanSearch:
     """The search for the plan of a run, by times, offers and past runs."""
 
@@ -229,6 +217,47 @@ class _PlanSearch:
         if not self.run.is_resumed:
             check_lifetime(searches.chosen.evaluation, provider=asked.provider)
 
+    def config(
+        self, problem: SchedulingProblem, chosen: SearchResult, bought: Provisioning, *, wire_dtype: str
+    ) -> TrainingConfig:
+        """Return the numbers of a run: those that were asked for, and those of its plan."""
+        run, asked = self.run, self.run.asked
+        settings = asked.values_for(TrainingConfig) | {
+            "wire_dtype": wire_dtype,
+            "batch_size": run.batch_size,
+            "embedding_memory_bytes": asked.embedding_memory_bytes
+            or self._memory_bytes(problem, chosen, bought),
+            "embedding_folders": tuple(asked.embedding_folders),
+            "dense_learning_rate": asked.dense_learning_rate or default_dense_learning_rate(asked.model),
+        }
+        return training_config(
+            run.dataset,
+            epochs=asked.epochs,
+            num_stages=len(bought.launch_stages),
+            samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
+            interruptions_per_hour=chosen.evaluation.interruptions_per_hour,
+            day_number=0 if asked.day is None else parse_day(asked.day).toordinal(),
+            **settings,
+        )
+
+    def _memory_bytes(
+        self, problem: SchedulingProblem, chosen: SearchResult, bought: Provisioning
+    ) -> int | None:
+        """Return the memory of a worker for rows of tables; None where the plan holds all in memory."""
+        run, memory_bytes = self.run, table_memory_bytes(problem, chosen.evaluation)
+        if not run.is_dry_run or memory_bytes is None:
+            return memory_bytes
+        return dry_run_table_memory_bytes(
+            memory_bytes,
+            (self.profiled.planned_graph, chosen.plan.stages),
+            dataset=run.dataset,
+            model=run.asked.sized_model,
+            stages=bought.launch_stages,
+            embedding_optimizer=run.asked.embedding_optimizer,
+            batch_size=run.batch_size,
+            seed=run.asked.seed,
+        )
+
     def report(
         self,
         problem: SchedulingProblem,
@@ -270,49 +299,6 @@ class _PlanSearch:
             cuts=cuts_table(run.asked.sized_model, dataset.features, chosen.plan.stages),
             day=run.asked.day,
         )
-
-
-def _memory_bytes(
-    run: OpenedRun,
-    profiled: ProfiledModel,
-    problem: SchedulingProblem,
-    chosen: SearchResult,
-    provisioning: Provisioning,
-) -> int | None:
-    """Return the memory of a worker for rows of tables; None where the plan holds all in memory."""
-    memory_bytes = table_memory_bytes(problem, chosen.evaluation)
-    if not run.is_dry_run or memory_bytes is None:
-        return memory_bytes
-    return dry_run_table_memory_bytes(
-        memory_bytes,
-        (profiled.planned_graph, chosen.plan.stages),
-        dataset=run.dataset,
-        model=run.asked.sized_model,
-        stages=provisioning.launch_stages,
-        embedding_optimizer=run.asked.embedding_optimizer,
-        batch_size=run.batch_size,
-        seed=run.asked.seed,
-    )
-
-
-def _config_of(
-    run: OpenedRun, chosen: SearchResult, provisioning: Provisioning, **planned: str | int | None
-) -> TrainingConfig:
-    """Return the numbers of a run: those that were asked for, and those of its plan."""
-    asked = run.asked
-    settings = asked.values_for(TrainingConfig) | planned
-    settings["batch_size"] = run.batch_size
-    settings["embedding_folders"] = tuple(asked.embedding_folders)
-    settings["dense_learning_rate"] = asked.dense_learning_rate or default_dense_learning_rate(asked.model)
-    return training_config(
-        run.dataset,
-        epochs=asked.epochs,
-        num_stages=len(provisioning.launch_stages),
-        samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
-        interruptions_per_hour=chosen.evaluation.interruptions_per_hour,
-        day_number=0 if asked.day is None else parse_day(asked.day).toordinal(),
-        **settings,
-    )
 
 
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:

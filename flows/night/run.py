@@ -28,7 +28,7 @@ from tasks.running.run_lifecycle import open_run
 from tasks.running.start import Start, choose_start, fits_night, load_start
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OpenedRun:
     """A run of train-ctr, from when its record is open."""
 
@@ -104,16 +104,7 @@ def begin_run(
         data_checks=None if is_resumed else asked.data_checks,
     )
     log_step("data", clicks.summary)
-    return OpenedRun(
-        workspace=workspace,
-        run_id=run_id,
-        is_resumed=is_resumed,
-        asked=asked,
-        tracked=tracked,
-        start=start,
-        clicks=clicks,
-        dataset=clicks.open(),
-    )
+    return OpenedRun(workspace, run_id, is_resumed, asked, tracked, start, clicks, clicks.open())
 
 
 def _start_of(

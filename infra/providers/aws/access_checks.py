@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from heterps_core.errors import ConfigurationError, HeterpsError
-from infra.checks import Check, CheckState
+from heterps_core.errors import ConfigurationError
+from infra.checks import Check, CheckState, tried
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_image, find_network
@@ -65,13 +65,8 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
 
 
 def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) -> Check:
-    try:
-        with explained(f"answer the check {what!r}"):
-            answer = ask()
-    except HeterpsError as problem:
-        text, _, way_out = str(problem).rpartition("; ")
-        return Check(what=what, state=CheckState.MISSING, found=text or str(problem), fix=way_out)
-    return Check(what=what, state=CheckState.OK, found=found or str(answer))
+    with_errors = explained(f"answer the check {what!r}")
+    return tried(what, with_errors(ask), found=found)
 
 
 def _network(client: EC2Client, subnet_id: str | None) -> str:
