@@ -16,10 +16,9 @@ from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
 from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from infra.prices.price_catalogue import PriceCatalogue
-from infra.providers import get_provider
+from infra.providers import get_provider, provider_of
 from infra.providers.base import REGION
 from infra.workspace import Workspace
-from tasks.clusters import check_provider
 from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.prices import catalogue_of
@@ -54,7 +53,9 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
             type is not sold in a market of the region.
     """
     workspace = Workspace.locate()
-    check_provider(workspace, asked.provider)
+    rented_from = get_provider(asked.provider)
+    location = rented_from.run_location(workspace, "check")
+    provider_of(workspace, asked.provider).check_run_directory(location)
     check_model_name(asked.model)
     if asked.plan_only and asked.resume_run_id is not None:
         raise ConfigurationError(
@@ -71,7 +72,6 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)
         nightly_timezone()
-    rented_from = get_provider(asked.provider)
     cpu_types = [name for name in asked.device_types if get_device_type(name).kind is DeviceKind.CPU]
     if asked.num_threads > 1 and rented_from.charges_money and cpu_types:
         raise ConfigurationError(

@@ -35,17 +35,6 @@ SPOT_FILE = "spot.json"
 logger = logging.getLogger(__name__)
 
 
-def check_provider(workspace: Workspace, provider: str) -> None:
-    """Check, before any work, that a provider is known and set up.
-
-    Raises:
-        UnknownNameError: No such provider; names the known ones.
-        ConfigurationError: It needs a place to meet its nodes or a boundary of their rights, and none is given.
-    """
-    location = get_provider(provider).run_location(workspace, "check")
-    provider_of(workspace, provider).check_run_directory(location)
-
-
 def directory_of_run(workspace: Workspace, provider: str, run_id: str) -> RunDirectory:
     """Return the run directory of a run that is trained, with its key.
 

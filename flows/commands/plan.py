@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,12 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Search, print the plan and its explanation, and write both if asked."""
+    from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+
     scheduler = get_scheduler(options.scheduler)
     if options.seed < 0:
         raise ConfigurationError(f"--seed must not be negative, got {options.seed}")
     if not options.seconds > 0:
         raise ConfigurationError(f"--seconds must be above 0, got {options.seconds:g}")
-    problem = _load_problem(options.problem, leave_out=options.leave_out_costs)
+    problem = SchedulingProblem.load(options.problem)
+    problem = replace(problem, extra_costs=problem.extra_costs.without(options.leave_out_costs))
     budget = options.budget_evaluations
     result = scheduler.search(
         problem,
@@ -150,14 +152,6 @@ def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[st
             *labelled_lines(totals, indent=""),
         ]
     )
-
-
-def _load_problem(path: Path, *, leave_out: Sequence[str]) -> SchedulingProblem:
-    """Read a problem; errors of fields name the file."""
-    from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-
-    problem = SchedulingProblem.load(path)
-    return replace(problem, extra_costs=problem.extra_costs.without(leave_out))
 
 
 def _explain(

@@ -5,15 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import date
-from typing import TYPE_CHECKING
 
 from flows.commands import whole_number
 from heterps_core.text_table import Table
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import OUTCOMES
-
-if TYPE_CHECKING:
-    from tasks.records.past_runs import PastRun
 
 HELP = """\
 Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
@@ -79,26 +75,22 @@ def run(options: argparse.Namespace) -> None:
     elif not lines:
         print("no run fits" if has_filter else "no run has been recorded yet")
     else:
-        print("\n".join(_table(lines)))
-
-
-def _table(lines: list[PastRun]) -> list[str]:
-    rows = [
-        [
-            line.run_id,
-            line.day,
-            line.model,
-            line.parameters.get("method"),
-            line.plan or None,
-            line.outcome,
-            line.usd,
-            line.throughput_samples_per_s,
-            line.auc,
-            line.end_reason or None,
+        rows = [
+            [
+                line.run_id,
+                line.day,
+                line.model,
+                line.parameters.get("method"),
+                line.plan or None,
+                line.outcome,
+                line.usd,
+                line.throughput_samples_per_s,
+                line.auc,
+                line.end_reason or None,
+            ]
+            for line in lines
         ]
-        for line in lines
-    ]
-    return Table(columns=COLUMNS, rows=rows).lines()
+        print("\n".join(Table(columns=COLUMNS, rows=rows).lines()))
 
 
 def _day(text: str) -> str:
