@@ -1,8 +1,8 @@
 """The `heterps` command: everything that a person does beside the flows, from a shell.
 
-A command is one module with its HELP, `add_arguments` and `run`, listed in `COMMANDS`; only the one that is asked for
-is imported. What a user can cause and fix ends as one line on stderr and the error's exit status, never as a
-traceback.
+A command is one module with its help as docstring, `add_arguments` and `run`, listed in `COMMANDS`; only the one
+asked for is imported. What a user can cause and fix ends as one line on stderr and the error's exit status, never
+as a traceback.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
         subparser = subparsers.add_parser(
             name,
             help=summary,
-            description=command.HELP,
+            description=command.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(subparser)

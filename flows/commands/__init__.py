@@ -1,4 +1,4 @@
-"""What an operator asks at a shell: one module a command of `heterps`, with its HELP, `add_arguments` and `run`."""
+"""Commands of `heterps`: each module has its help as docstring, `add_arguments` and `run`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""`heterps champion`: which version serves, since when, how good and how expensive it is, and the last decisions."""
+"""Show which version of the model is champion, since when, its quality and cost, and the last decisions.
+
+Quality is that on the rows by which it was promoted, which it had not seen then. The files are checked against the
+hash that they were registered with, as by heterps.load_champion() in Python; mlflow.pyfunc.load_model checks nothing.
+
+examples:
+  heterps champion
+  heterps champion --last 30
+  heterps champion --json
+
+exit status: 0, also where there is no champion yet; 2 where the record of runs does not answer; 6 where the
+champion's files were changed or damaged.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +29,6 @@ if TYPE_CHECKING:
     from tasks.judging.promotion_gates import PromotionDecision
     from tasks.records.model_registry import RegisteredVersion
 
-HELP = """\
-Show which version of the model is champion, since when, its quality and cost, and the last decisions.
-
-Quality is that on the rows by which it was promoted, which it had not seen then. The files are checked against the
-hash that they were registered with, as by heterps.load_champion() in Python; mlflow.pyfunc.load_model checks nothing.
-
-examples:
-  heterps champion
-  heterps champion --last 30
-  heterps champion --json
-
-exit status: 0, also where there is no champion yet; 2 where the record of runs does not answer; 6 where the
-champion's files were changed or damaged.
-"""
 
 _DEFAULT_LAST = 7
 _MOST_SHOWN = 1_000

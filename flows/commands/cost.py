@@ -1,17 +1,4 @@
-"""`heterps cost`: what runs cost, from the ledger."""
-
-from __future__ import annotations
-
-import argparse
-import json
-from datetime import UTC, datetime
-
-from flows.commands import RUN_HELP
-from heterps_core.text_table import Table
-from infra.workspace import Workspace
-
-HELP = """\
-Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
+"""Show what runs cost: seconds of every instance times the price that was frozen when it was launched.
 
 Without RUN: one line a run, the newest last, and the sum of this month. With RUN: its bill line by line, all
 launches of it.
@@ -23,6 +10,16 @@ examples:
 
 exit status: 0; 2 where a run is not known, or the ledger cannot be read.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import UTC, datetime
+
+from flows.commands import RUN_HELP
+from heterps_core.text_table import Table
+from infra.workspace import Workspace
 
 COLUMNS = {
     "run": "",

@@ -1,24 +1,4 @@
-"""`heterps doctor`: what is missing on this machine to run the line, and the command that fixes it."""
-
-from __future__ import annotations
-
-import argparse
-import json
-import os
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-
-from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
-from flows.service.schedule import nightly_timezone
-from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
-from infra.checks import Check, CheckState, machine_checks, package_checks, tried
-from infra.providers import PROVIDERS, provider_of
-from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
-from tasks.records.mlflow_names import DIED
-
-HELP = """\
-Look for what is missing on this machine to run the line, and say how to fix it. Nothing is changed.
+"""Look for what is missing on this machine to run the line, and say how to fix it. Nothing is changed.
 
 Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
 and time zone, and the ports of make serve. With --provider aws also at credentials, image, network, run store, and
@@ -31,6 +11,25 @@ examples:
 
 exit status: 0 where nothing that is needed is missing; 1 where something is; notes alone do not count.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
+from flows.service.schedule import nightly_timezone
+from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
+from infra.checks import Check, CheckState, machine_checks, package_checks, tried
+from infra.providers import PROVIDERS, provider_of
+from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
+from tasks.records.mlflow_names import DIED
 
 MOST_OPEN_RUNS = 1_000
 LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
@@ -147,4 +146,9 @@ def _ports(workspace: Workspace) -> Iterator[Check]:
         return
     for port in (PREFECT_PORT, MLFLOW_PORT):
         what = f"port of {port.purpose.removeprefix('the ')}"
-        yield tried(what, port.check_is_free, found=f"{port.number} is free")
+        yield tried(what, partial(_free, port))
+
+
+def _free(port: Any) -> str:
+    port.check_is_free()
+    return f"{port.number} is free"

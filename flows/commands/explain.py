@@ -1,4 +1,15 @@
-"""`heterps explain`: why a past run had its plan, from what was kept of it."""
+"""Show all that is known of a run: its plan, stages, bill, quality and gates; then why its plan was chosen: reasons,
+the next best plan, the next price that would change it, and what more throughput would have cost; and how many
+values each column has in how large a table. Nothing is computed again: these are the words and figures of the
+time.
+
+examples:
+  heterps explain latest
+  heterps explain 20261121-0430-1a2b3c4d
+  heterps explain 20261121 --json
+
+exit status: 0; 2 where the run is not known, or ended before it had a plan.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +19,6 @@ from typing import Any
 
 from flows.commands import RUN_HELP
 from infra.workspace import Workspace
-
-HELP = """\
-Show all that is known of a run: its plan, stages, bill, quality and gates; then why its plan was chosen: reasons, the
-next best plan, the next price that would change it, and what more throughput would have cost; and how many values
-each column has in how large a table. Nothing is computed again: these are the words and figures of the time.
-
-examples:
-  heterps explain latest
-  heterps explain 20261121-0430-1a2b3c4d
-  heterps explain 20261121 --json
-
-exit status: 0; 2 where the run is not known, or ended before it had a plan.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

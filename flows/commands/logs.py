@@ -1,4 +1,13 @@
-"""`heterps logs`: what the flow of a run and its nodes have said, and say."""
+"""Print the log of a run: the lines of its flow and of the workers of each node, by their times, each with where it
+was said. Nodes that are rented hand their lines over when their workers end.
+
+examples:
+  heterps logs                        # of the run at work, or of the last
+  heterps logs -f                     # goes on until the run has ended, or until Ctrl-C
+  heterps logs 20261121-0430 | grep WARNING
+
+exit status: 0; 2 where the run is not known, or left no log.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +23,6 @@ from heterps_core.training.node.node_life import NODES
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.workspace import Workspace
 from tasks.running.run_log import FLOW_LOG
-
-HELP = """\
-Print the log of a run: the lines of its flow and of the workers of each node, by their times, each with where it was
-said. Nodes that are rented hand their lines over when their workers end.
-
-examples:
-  heterps logs                        # of the run at work, or of the last
-  heterps logs -f                     # goes on until the run has ended, or until Ctrl-C
-  heterps logs 20261121-0430 | grep WARNING
-
-exit status: 0; 2 where the run is not known, or left no log.
-"""
 
 POLL_INTERVAL_S = 0.5
 _PLACE_CHARACTERS = len("stage0-node0")

@@ -1,4 +1,13 @@
-"""`heterps plan`: the cheapest plan of a problem file as a table, with its proof and its explanation."""
+"""Search the cheapest plan for a planning problem and print it with its proof and why it is as it is.
+
+examples:
+  heterps plan problem.json --scheduler exact --seconds 10
+  heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
+  heterps plan problem.json --scheduler exact --output plan.json
+  heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
+
+exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +28,6 @@ if TYPE_CHECKING:
     from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
     from heterps_core.planning.search.search_result import SearchResult
 
-HELP = """\
-Search the cheapest plan for a planning problem and print it with its proof and why it is as it is.
-
-examples:
-  heterps plan problem.json --scheduler exact --seconds 10
-  heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
-  heterps plan problem.json --scheduler exact --output plan.json
-  heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
-
-exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
-"""
 
 STAGE_COLUMNS = {
     "stage": "d",

@@ -1,6 +1,11 @@
-"""`heterps profile`: what each layer of a model costs on this machine and, by estimate, on others.
+"""Time each layer of a model alone on this machine: forward, backward and update, median and spread.
 
-Arguments and table only; torch is loaded when the command runs, not when its help is shown.
+examples:
+  heterps profile --model ctrdnn
+  heterps profile --model my_models:build --batch-size 1024 --device-types gpu-t4 --output profiles.json
+  heterps profile --batch-size 4096 --device cuda --output profiles.json
+
+exit status: 0 with a profile; 2 where an argument cannot be used.
 """
 
 from __future__ import annotations
@@ -18,17 +23,6 @@ from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.timing import Timing
 from heterps_core.text_table import Table
-
-HELP = """\
-Time each layer of a model alone on this machine: forward, backward and update, median and spread.
-
-examples:
-  heterps profile --model ctrdnn
-  heterps profile --model my_models:build --batch-size 1024 --device-types gpu-t4 --output profiles.json
-  heterps profile --batch-size 4096 --device cuda --output profiles.json
-
-exit status: 0 with a profile; 2 where an argument cannot be used.
-"""
 
 SCHEMA_VERSION = 1
 

@@ -1,14 +1,4 @@
-"""`heterps rollback`: makes an earlier champion champion again, by one command."""
-
-from __future__ import annotations
-
-import argparse
-import json
-
-from infra.workspace import Workspace
-
-HELP = """\
-Make the champion before the one of now champion again.
+"""Make the champion before the one of now champion again.
 
 Its files are checked first, against the hash that they were registered with. A load of models:/ctr@champion gets
 it from then on, and the next night goes on from it. Given again, it goes one champion further back; --to leads to any
@@ -24,6 +14,13 @@ examples:
 exit status: 0; 2 where there is no champion before this one, or VERSION was never champion; 6 where the files of the
 version to go back to were changed or damaged, and nothing was done.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from infra.workspace import Workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,18 +1,4 @@
-"""`heterps runs`: the last runs side by side: day, model, plan, how each ended, cost, throughput, AUC."""
-
-from __future__ import annotations
-
-import argparse
-import json
-from datetime import date
-
-from flows.commands import whole_number
-from heterps_core.text_table import Table
-from infra.workspace import Workspace
-from tasks.records.mlflow_names import OUTCOMES
-
-HELP = """\
-Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
+"""Show the last runs, the newest last: what each was, how it ended, what it cost, and whether it was fast and good.
 
 The figures are those of MLflow, under the same names in every run. A run whose process is gone has died, and says how
 to go on; one that heterps stop ended is stopped. USD of a dry run are list prices; nothing is charged.
@@ -25,6 +11,17 @@ examples:
 
 exit status: 0, also where no run fits; 2 where an argument cannot be, or the record of runs cannot be read.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+from datetime import date
+
+from flows.commands import whole_number
+from heterps_core.text_table import Table
+from infra.workspace import Workspace
+from tasks.records.mlflow_names import OUTCOMES
 
 DEFAULT_LAST = 20
 _MOST_READ = 1_000

@@ -1,4 +1,18 @@
-"""`heterps simulate`: what a plan's pipeline reaches step by step, beside what the closed form promises."""
+"""Run a plan's pipeline in simulation, and print what it reaches beside what the planner's formula says.
+
+The formula takes the slowest stage for the whole pipeline. The simulation runs every pass and message,
+in the trainer's order, with slow machines where they are named. A problem with "step_model": "trainer"
+is run with delayed updates: steps follow one another without a gap, and the formula counts what a
+worker does one after the other. Without it the formula is that of the papers (Liu et al. 2021), which
+ignores that a pipeline fills and drains in every step; the simulation is then slower and costs more.
+
+examples:
+  heterps plan problem.json --scheduler exact --output plan.json
+  heterps simulate problem.json plan.json
+  heterps simulate problem.json plan.json --micro-batches 16 --straggler 0.1=2 --output simulation.json
+
+exit status: 0 with a result; 2 where a file or an argument cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +29,6 @@ from heterps_core.json_file import write_json
 if TYPE_CHECKING:
     from heterps_core.plans.scheduling_plan import Stage
 
-HELP = """\
-Run a plan's pipeline in simulation, and print what it reaches beside what the planner's formula says.
-
-The formula takes the slowest stage for the whole pipeline. The simulation runs every pass and message,
-in the trainer's order, with slow machines where they are named. A problem with "step_model": "trainer"
-is run with delayed updates: steps follow one another without a gap, and the formula counts what a
-worker does one after the other. Without it the formula is that of the papers (Liu et al. 2021), which
-ignores that a pipeline fills and drains in every step; the simulation is then slower and costs more.
-
-examples:
-  heterps plan problem.json --scheduler exact --output plan.json
-  heterps simulate problem.json plan.json
-  heterps simulate problem.json plan.json --micro-batches 16 --straggler 0.1=2 --output simulation.json
-
-exit status: 0 with a result; 2 where a file or an argument cannot be used.
-"""
 
 _FORM_OF_STRAGGLER = "STAGE[.REPLICA]=FACTOR"
 

@@ -1,4 +1,15 @@
-"""`heterps status`: what runs now, what it has cost so far, and what comes next; also where the server is down."""
+"""Show what runs now: services, runs with their phase, step, speed, cost and time left, machines with their age and
+cost, caps and the month's spending, the champion, the next night, and records that still wait for MLflow.
+
+Machines, spending and records are read from this workspace, so that they show also where the Prefect server is down.
+
+examples:
+  heterps status
+  heterps status --json | jq '.machines | length'
+  heterps status --watch
+
+exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +38,6 @@ if TYPE_CHECKING:
     from infra.ledger.ledger import LedgerEntry
     from tasks.records.past_runs import PastRun
 
-HELP = """\
-Show what runs now: services, runs with their phase, step, speed, cost and time left, machines with their age and
-cost, caps and the month's spending, the champion, the next night, and records that still wait for MLflow.
-
-Machines, spending and records are read from this workspace, so that they show also where the Prefect server is down.
-
-examples:
-  heterps status
-  heterps status --json | jq '.machines | length'
-  heterps status --watch
-
-exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
-"""
 
 _MOST_OPEN, _NEWEST = 1_000, 20
 """Runs that are looked at: open ones, and those of which the last that has ended is shown."""

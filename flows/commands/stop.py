@@ -1,15 +1,4 @@
-"""`heterps stop`: ends a run by its id: checkpoint first, then the machines."""
-
-from __future__ import annotations
-
-import argparse
-import time
-
-from flows.commands import RUN_HELP
-from infra.workspace import Workspace
-
-HELP = """\
-Let a run write a checkpoint and stop, then see that its machines are gone.
+"""Let a run write a checkpoint and stop, then see that its machines are gone.
 
 The workers agree within two seconds on the step after which they stop. If they have not ended after --wait
 seconds (a hang, a lost flow), the machines are terminated; the newest complete checkpoint is kept.
@@ -22,6 +11,14 @@ examples:
 
 exit status: 0 when no machine is left; 2 where the run is not known; 5 where machines could not be ended.
 """
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from flows.commands import RUN_HELP
+from infra.workspace import Workspace
 
 DEFAULT_WAIT_S = 120.0
 POLL_INTERVAL_S = 0.5

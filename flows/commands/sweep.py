@@ -1,17 +1,4 @@
-"""`heterps sweep`: the sweeper without Prefect, for plain cron."""
-
-from __future__ import annotations
-
-import argparse
-import json
-from dataclasses import asdict
-
-from infra.machines.sweeper import sweep_workspace
-from infra.providers import PROVIDERS
-from infra.workspace import Workspace
-
-HELP = """\
-End machines whose lease is over or whose owner is dead, and bring the ledger up to date.
+"""End machines whose lease is over or whose owner is dead, and bring the ledger up to date.
 
 The served deployment sweep-orphans does the same every five minutes. This needs no Prefect, so that machines end also
 where that is down. It trusts what the provider lists and the machines' own tags: with --provider aws it works where
@@ -28,6 +15,16 @@ What must end is ended first and written down afterwards; a damaged ledger is se
 exit status: 0, also when there was nothing to do; 5 where a provider could not be asked, a machine not be ended, or
 its end not be written down.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from infra.machines.sweeper import sweep_workspace
+from infra.providers import PROVIDERS
+from infra.workspace import Workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,22 +1,5 @@
-"""`heterps tidy`: deletes files of old runs and models that are no longer needed, so that no disk fills."""
-
-from __future__ import annotations
-
-import argparse
-import json
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-from flows.commands import whole_number
-from heterps_core.errors import HeterpsError
-from infra.workspace import Workspace
-
-if TYPE_CHECKING:
-    from tasks.running.tidying import Tidied
-
-HELP = """\
-Delete files of runs that ended more than --keep-days ago, and older versions of the model that are no longer needed.
+"""Delete files of runs that ended more than --keep-days ago, and older versions of the model that are no longer
+needed.
 
 Runs: the folder in the workspace, and of rented machines what is in the run store that HETERPS_RUN_STORE names. A
 run that is under way by the record of runs, the ledger or the lock of the fleet keeps all its files, and so does a
@@ -35,6 +18,22 @@ examples:
 exit status: 0, also where there was nothing to do; 1 where something could not be deleted or looked at, the rest is
 done; 2 where the record of runs does not answer, and nothing was deleted.
 """
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from flows.commands import whole_number
+from heterps_core.errors import HeterpsError
+from infra.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tasks.running.tidying import Tidied
+
 
 _DEFAULT_KEEP_DAYS = 30
 _MOST_KEEP_DAYS = 36_500

@@ -1,4 +1,14 @@
-"""`heterps tune`: search the parameters of a training on this machine, within a budget, into a file for train-ctr."""
+"""Search learning rates, sizes, penalties, epochs and the model itself on this machine. Trials train on the earlier
+training rows and are judged by log-loss on the latest fifth of them; held-out rows stay unseen. The file that it
+writes is what heterps train takes.
+
+examples:
+  heterps tune --data clicks.tsv.gz --minutes 30 --output tuned.json
+  heterps tune --data clicks.tsv.gz --models deepfm dcnv2 lr --usd 0.05 --output tuned.json
+  heterps train --data clicks.tsv.gz --parameters tuned.json
+
+exit status: 0 with a file; 2 where an argument or a row cannot be used, or the budget is too small for one trial.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +25,6 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.workspace import Workspace
-
-HELP = """\
-Search learning rates, sizes, penalties, epochs and the model itself on this machine. Trials train on the earlier
-training rows and are judged by log-loss on the latest fifth of them; held-out rows stay unseen. The file that it
-writes is what heterps train takes.
-
-examples:
-  heterps tune --data clicks.tsv.gz --minutes 30 --output tuned.json
-  heterps tune --data clicks.tsv.gz --models deepfm dcnv2 lr --usd 0.05 --output tuned.json
-  heterps train --data clicks.tsv.gz --parameters tuned.json
-
-exit status: 0 with a file; 2 where an argument or a row cannot be used, or the budget is too small for one trial.
-"""
 
 PRICED_AS = "cpu-c7i"
 """Device type whose price on demand turns USD into time: a trial takes one of its cores, as it takes one here."""

@@ -1,8 +1,16 @@
-"""`heterps serve`: Prefect's server, the MLflow UI and the process that runs the deployments, as one.
+"""Serve Prefect, MLflow and the nightly deployment until Ctrl-C.
 
-Everything listens on loopback and keeps its state in the workspace, so that one command brings a
-team's nightly training up, and Ctrl-C takes all of it down again. `infra/service/` has it as a unit of systemd, and
-as containers for a team's server.
+environment:
+  HETERPS_HOME          folder of all state (default: .heterps)
+  HETERPS_PREFECT_PORT  port of the Prefect server (default: 4200)
+  HETERPS_MLFLOW_PORT   port of the MLflow UI (default: 5000)
+  HETERPS_TIMEZONE      time zone of the nightly run (default: UTC)
+  HETERPS_NIGHTLY       parameters of the nightly run as JSON, such as {"data": "/clicks", "ready_by": "06:00"}
+  HETERPS_TRACKING_URI  a team's MLflow server, which is then not started here
+  PREFECT_SERVER_API_AUTH_STRING
+                        user:password that Prefect asks for (default: that of the workspace, drawn once)
+
+exit status: 0 after a stop; 2 where something is set wrong, taken or locked; 7 where a service does not stay up.
 """
 
 from __future__ import annotations
@@ -43,22 +51,6 @@ from infra.workspace import HOME_VARIABLE, ServiceAddresses, Workspace, answers
 
 LOCK_FILE = "serve.lock"
 """Held while a workspace is served; the kernel lets go of it whatever kills the holder."""
-
-HELP = """\
-Serve Prefect, MLflow and the nightly deployment until Ctrl-C.
-
-environment:
-  HETERPS_HOME          folder of all state (default: .heterps)
-  HETERPS_PREFECT_PORT  port of the Prefect server (default: 4200)
-  HETERPS_MLFLOW_PORT   port of the MLflow UI (default: 5000)
-  HETERPS_TIMEZONE      time zone of the nightly run (default: UTC)
-  HETERPS_NIGHTLY       parameters of the nightly run as JSON, such as {"data": "/clicks", "ready_by": "06:00"}
-  HETERPS_TRACKING_URI  a team's MLflow server, which is then not started here
-  PREFECT_SERVER_API_AUTH_STRING
-                        user:password that Prefect asks for (default: that of the workspace, drawn once)
-
-exit status: 0 after a stop; 2 where something is set wrong, taken or locked; 7 where a service does not stay up.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -63,7 +63,7 @@ def test_parameters_of_flows_are_known_without_numpy_and_arrow():
 def test_the_help_of_a_flow_is_reported_without_its_services():
     program = (
         "import sys, flows.command_line as line, flows.parameters as known; "
-        "line.parser_for(known.TrainParameters, program='x').format_help(); "
+        "line._parser_for(known.TrainParameters, program='x').format_help(); "
         "print(sorted({'prefect', 'flows.service.prefect_connection'} & set(sys.modules)))"
     )
 

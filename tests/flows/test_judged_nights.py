@@ -67,7 +67,7 @@ def night_without_baseline(workspace, days):
         raise MemoryError("cannot allocate 20 GB")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(baseline, "design_matrix", full)
+        patch.setattr(baseline, "_design_matrix", full)
         return train_ctr(data=days, day="2026-11-03", **SETTINGS)
 
 

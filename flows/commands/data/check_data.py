@@ -1,16 +1,7 @@
-"""`heterps check-data`: whether a new day looks like the one before."""
-
-from __future__ import annotations
-
-import argparse
-
-from heterps_core.errors import DataError
-
-HELP = """\
-Read the first rows of a day by its schema and say what is unusual: columns with one value, a column that alone tells
-the label, rows in the order of no column of times; beside the day before also the share of clicks, missing values,
-values that are new, and columns that are distributed otherwise. A folder of days has its latest day checked beside
-the day before.
+"""Read the first rows of a day by its schema and say what is unusual: columns with one value, a column that alone
+tells the label, rows in the order of no column of times; beside the day before also the share of clicks, missing
+values, values that are new, and columns that are distributed otherwise. A folder of days has its latest day
+checked beside the day before.
 
 examples:
   heterps check-data clicks/
@@ -19,6 +10,12 @@ examples:
 
 exit status: 0 where nothing is unusual; 2 where something is, or the data or an argument cannot be used.
 """
+
+from __future__ import annotations
+
+import argparse
+
+from heterps_core.errors import DataError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,17 @@
-"""`heterps init`: schema and parameters for a table that was never seen, in a file for a person to check."""
+"""Look at the first rows of a table, and write heterps.toml: its schema, which says what column is the label, which
+are numbers and which are categories, and beside it the parameters of heterps train. Printed is what was seen of
+each column, the rows that its table would get for as many rows of data as were looked at, and what to check. Edit
+the file, and train with it.
+
+examples:
+  heterps init clicks.parquet
+  heterps init clicks/ --label is_click --output clicks.toml
+  heterps init people.csv.gz --columns age,town,label
+  heterps init s3://bucket/clicks
+  heterps train --parameters heterps.toml
+
+exit status: 0 when the file is written; 2 where an argument or the data cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +26,6 @@ from heterps_core.toml_file import PARAMETERS_TABLE, SCHEMA_TABLE, SUFFIX
 
 if TYPE_CHECKING:
     from heterps_core.data.schema import DataSchema
-
-HELP = """\
-Look at the first rows of a table, and write heterps.toml: its schema, which says what column is the label, which are
-numbers and which are categories, and beside it the parameters of heterps train. Printed is what was seen of each
-column, the rows that its table would get for as many rows of data as were looked at, and what to check. Edit the
-file, and train with it.
-
-examples:
-  heterps init clicks.parquet
-  heterps init clicks/ --label is_click --output clicks.toml
-  heterps init people.csv.gz --columns age,town,label
-  heterps init s3://bucket/clicks
-  heterps train --parameters heterps.toml
-
-exit status: 0 when the file is written; 2 where an argument or the data cannot be used.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,17 +1,5 @@
-"""`heterps make-days`: days of synthetic clicks whose truth drifts, to try the nightly line with."""
-
-from __future__ import annotations
-
-import argparse
-from datetime import timedelta
-from pathlib import Path
-
-from heterps_core.data.reading.days import parse_day
-from heterps_core.text_table import Table
-
-HELP = """\
-Write synthetic clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr; or
-with --rich as Parquet with lists, a sequence, weights and a second label, and their schema in _schema.json.
+"""Write synthetic clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr;
+or with --rich as Parquet with lists, a sequence, weights and a second label, and their schema in _schema.json.
 
 What makes people click moves slowly from day to day, and new ids appear, so that a model which goes on every night
 beats one that was trained once. The true click probability of every row is known; best AUC and log-loss are what
@@ -27,6 +15,15 @@ examples:
 
 exit status: 0 when all days are written; 2 where an argument cannot be used or a file not be written.
 """
+
+from __future__ import annotations
+
+import argparse
+from datetime import timedelta
+from pathlib import Path
+
+from heterps_core.data.reading.days import parse_day
+from heterps_core.text_table import Table
 
 DEFAULT_ROWS_PER_DAY = 50_000
 COLUMNS = {"day": "", "rows": ",d", "best AUC": ".4f", "best log-loss": ".4f"}

@@ -1,16 +1,4 @@
-"""`heterps predict`: the probabilities of the rows of a file, by the champion or another version."""
-
-from __future__ import annotations
-
-import argparse
-import time
-from pathlib import Path
-
-from heterps_core.errors import DataError
-from infra.workspace import Workspace
-
-HELP = """\
-Predict the rows of files: a probability of a click for each, in their order. The files are Parquet, or text laid
+"""Predict the rows of files: a probability of a click for each, in their order. The files are Parquet, or text laid
 out as that of the training; labels may be missing. Rows are read, predicted and written in batches, so files may be
 larger than memory.
 
@@ -22,6 +10,15 @@ examples:
 exit status: 0 when the output is written; 2 where an argument or a row cannot be used, or there is no champion yet;
 6 where the model's files were changed or damaged.
 """
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from heterps_core.errors import DataError
+from infra.workspace import Workspace
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

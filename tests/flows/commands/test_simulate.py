@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from flows.cli import main
-from flows.commands.simulate import HELP
+from flows.commands import simulate as command
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate
@@ -147,7 +147,7 @@ def test_the_examples_of_the_help_work(tmp_path, monkeypatch):
     shutil.copy(PROBLEMS / "five_layers_1.json", tmp_path / "problem.json")
     monkeypatch.chdir(tmp_path)
 
-    examples = help_examples(HELP)
+    examples = help_examples(command.__doc__)
 
     assert len(examples) == 3
     for arguments in examples:

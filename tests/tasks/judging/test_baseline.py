@@ -120,7 +120,7 @@ def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
     def full(*arguments):
         raise MemoryError("cannot allocate\n2 lines")
 
-    monkeypatch.setattr(baseline, "design_matrix", full)
+    monkeypatch.setattr(baseline, "_design_matrix", full)
     found = measure_baseline.fn(clicks)
 
     assert found == "it failed with MemoryError: cannot allocate"
