@@ -269,6 +269,7 @@ class _PlanSearch:
         run, profiled, chosen = self.run, self.profiled, searches.chosen
         dataset = run.dataset
         prediction, correction = None, Correction()
+        hardware = " | ".join(dict.fromkeys(stage.device_type for stage in provisioning.launch_stages))
         if run.is_dry_run:
             prediction = scheduling.predict_dry_run_here(profiled, provisioning.launch_stages, config)
             hardware = profiled.local_profile.hardware_fingerprint
@@ -289,6 +290,7 @@ class _PlanSearch:
             config=config,
             prediction=prediction,
             correction=correction,
+            hardware=hardware,
             is_estimated=bool(profiled.estimated_device_types),
             uncounted=profiled.graph.uncounted_text,
             tables=tables_table(

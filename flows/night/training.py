@@ -111,7 +111,6 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
     planned = compared(run, plan.report)
     report = RunReport.of(
         planned,
-        this_machine=plan.profiled.local_profile.hardware_fingerprint,
         learning=plan.learning,
         training=training,
         baseline=measure_baseline(run.clicks) if run.asked.baseline else None,

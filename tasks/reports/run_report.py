@@ -55,6 +55,9 @@ class PlanReport:
     correction: Correction
     """Correction of that prediction; rented runs are planned with corrected times instead."""
 
+    hardware: str
+    """Hardware that trains: for a dry run this machine, else the plan's device types."""
+
     is_estimated: bool
     """Times of at least one device type of the plan are a roofline and not a measurement."""
 
@@ -163,9 +166,6 @@ class PlanReport:
 class RunReport(PlanReport):
     """Everything that a finished run can be judged by."""
 
-    hardware: str
-    """Hardware that trained: for a dry run this machine, else the plan's device types."""
-
     learning: Calibration
     training: TrainingRun
     baseline: Baseline | str | None
@@ -177,19 +177,9 @@ class RunReport(PlanReport):
     id_turnover: Sequence[IdTurnover] = ()
 
     @classmethod
-    def of(
-        cls, planned: PlanReport, *, this_machine: str, learning: Calibration, **outcome: Any
-    ) -> RunReport:
-        """Return the report of a run that went as planned so far."""
-        stages = planned.provisioning.launch_stages
-        is_dry_run = planned.provisioning.is_dry_run
-        rented = " | ".join(dict.fromkeys(stage.device_type for stage in stages))
-        return cls(
-            **{field.name: getattr(planned, field.name) for field in fields(planned)},
-            hardware=this_machine if is_dry_run else rented,
-            learning=learning,
-            **outcome,
-        )
+    def of(cls, planned: PlanReport, **outcome: Any) -> RunReport:
+        """Return the report of a plan with its outcome."""
+        return cls(**{field.name: getattr(planned, field.name) for field in fields(planned)}, **outcome)
 
     @property
     def measured_step_seconds(self) -> float | None:

@@ -58,6 +58,7 @@ def make_plan_report(
         config=TrainingConfig(batch_size=ROWS, num_microbatches=1, num_epochs=1, seed=0),
         prediction=prediction if provider == "local" else None,
         correction=Correction(),
+        hardware="machine" if provider == "local" else "cpu-c7i | gpu-t4",
         is_estimated=False,
         tables=tables_table([ColumnValues(name="C1", missing_share=0.0, num_values=700)], [1_024]),
         day="2026-11-20",
@@ -150,7 +151,6 @@ def make_run_report(
         planned = replace(planned, correction=learned)
     return RunReport.of(
         planned,
-        this_machine="machine",
         learning=learning or Calibration(),
         training=training or make_training(),
         baseline=baseline,
