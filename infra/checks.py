@@ -69,20 +69,13 @@ def tried(what: str, ask: Callable[[], object], *, found: str | None = None) -> 
 
 def machine_checks(workspace: Workspace) -> Iterator[Check]:
     """Look at Python, the compiler, cores, memory, disk and clock."""
+    version = f"{platform.python_version()} ({sys.executable})"
+    fix = "make clean && make setup PYTHON=python3.11"
     is_tested = sys.version_info[:2] == _TESTED_PYTHON
-    yield Check(
-        "Python",
-        CheckState.OK if is_tested else CheckState.MISSING,
-        f"{platform.python_version()} ({sys.executable})" + ("" if is_tested else ", but 3.11 is needed"),
-        None if is_tested else "make clean && make setup PYTHON=python3.11",
-    )
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    yield Check(
-        "C++ compiler",
-        CheckState.OK if compiler else CheckState.NOTE,
-        compiler or "none: torch looks rows up and updates them, which is slower",
-        None if compiler else "apt-get install g++",
-    )
+    yield _found("Python", version, "" if is_tested else ", but 3.11 is needed", CheckState.MISSING, fix)
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or ""
+    none = "" if compiler else "none: torch looks rows up and updates them, which is slower"
+    yield _found("C++ compiler", compiler, none, CheckState.NOTE, "apt-get install g++")
     larger = "use a larger machine"
     yield _enough("processor cores", float(os.cpu_count() or 1), "", least=2.0, fix=larger)
     memory_gib = psutil.virtual_memory().total / _GIB
@@ -97,6 +90,11 @@ def machine_checks(workspace: Workspace) -> Iterator[Check]:
         yield Check("/dev/shm", CheckState.NOTE, "none: stages talk through sockets", fix)
     yield from _workspace_checks(workspace)
     yield _clock(workspace)
+
+
+def _found(what: str, found: str, problem: str, worst: CheckState, fix: str) -> Check:
+    """Return a check that is well without a problem, which else follows what was found, with the fix."""
+    return Check(what, worst, f"{found}{problem}", fix) if problem else Check(what, CheckState.OK, found)
 
 
 def package_checks(lock_file: Path) -> Iterator[Check]:
@@ -131,37 +129,32 @@ def package_checks(lock_file: Path) -> Iterator[Check]:
 def _workspace_checks(workspace: Workspace) -> Iterator[Check]:
     there = next(path for path in (workspace.root, *workspace.root.parents) if path.exists())
     fix = f"set {HOME_VARIABLE} to another folder"
-    is_new = "" if there == workspace.root else ", not made yet"
-    if not os.access(there, os.W_OK | os.X_OK):
-        yield Check("workspace", CheckState.MISSING, f"{workspace.root} cannot be written", fix)
-    else:
+    if os.access(there, os.W_OK | os.X_OK):
+        is_new = "" if there == workspace.root else ", not made yet"
         yield Check("workspace", CheckState.OK, f"{workspace.root}{is_new}")
+    else:
+        yield Check("workspace", CheckState.MISSING, f"{workspace.root} cannot be written", fix)
     usage = shutil.disk_usage(there)
     # What a user may have, which is less than what is not used.
     share = 1 - usage.free / usage.total
+    is_short = usage.free < _LEAST_DISK_GIB * _GIB
+    problem = f"; at least {_LEAST_DISK_GIB:.0f} GiB are needed" * (is_short or share > _FULL_SHARE)
     text = f"{usage.free / _GIB:.1f} GiB free, {share:.0%} used"
-    if usage.free < _LEAST_DISK_GIB * _GIB or share > _FULL_SHARE:
-        state = CheckState.MISSING if usage.free < _LEAST_DISK_GIB * _GIB else CheckState.NOTE
-        found = f"{text}; at least {_LEAST_DISK_GIB:.0f} GiB are needed"
-        yield Check("disk", state, found, f"heterps tidy --keep-days 7, or {fix}")
-    else:
-        yield Check("disk", CheckState.OK, text)
+    worst = CheckState.MISSING if is_short else CheckState.NOTE
+    yield _found("disk", text, problem, worst, f"heterps tidy --keep-days 7, or {fix}")
 
 
 def _clock(workspace: Workspace) -> Check:
     """Check that the clock shows a time after the newest file of this workspace."""
     now = time.time()
-    newest = max(
-        (path.stat().st_mtime for path in (workspace.ledger_path, workspace.tracking_path) if path.exists()),
-        default=0.0,
-    )
-    zone = time.strftime("%Z (%z)")
+    files = [path for path in (workspace.ledger_path, workspace.tracking_path) if path.exists()]
+    newest = max((path.stat().st_mtime for path in files), default=0.0)
     if newest > now + _CLOCK_SLACK_S:
         found = (
             f"{newest - now:,.0f} s before the newest file of the workspace: leases and bills would be wrong"
         )
         return Check("clock", CheckState.MISSING, found, "timedatectl set-ntp true")
-    return Check("clock", CheckState.OK, f"{time.strftime('%Y-%m-%d %H:%M')} {zone}")
+    return Check("clock", CheckState.OK, time.strftime("%Y-%m-%d %H:%M %Z (%z)"))
 
 
 def _enough(what: str, amount: float, unit: str, *, least: float, fix: str) -> Check:

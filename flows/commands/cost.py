@@ -77,21 +77,16 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
         provider: spending_of(workspace, provider, "", now=now).month_usd
         for provider in sorted(set(providers.values()))
     }
-    if as_json:
-        document = {
-            "runs": [
-                {
-                    "run_id": run_id,
-                    "provider": providers[run_id],
-                    "total_usd": sum(bill.total_usd for bill in launches),
-                    "failed_launches_usd": sum(bill.failed_launches_usd for bill in launches),
-                }
-                for run_id, launches in bills.items()
-            ],
-            "month": f"{now:%Y-%m}",
-            "month_usd": months,
+    totals = {
+        run_id: {
+            "total_usd": sum(bill.total_usd for bill in launches),
+            "failed_launches_usd": sum(bill.failed_launches_usd for bill in launches),
         }
-        print(json.dumps(document, indent=2))
+        for run_id, launches in bills.items()
+    }
+    if as_json:
+        runs = [{"run_id": run_id, "provider": providers[run_id], **usd} for run_id, usd in totals.items()]
+        print(json.dumps({"runs": runs, "month": f"{now:%Y-%m}", "month_usd": months}, indent=2))
         return
     if not bills:
         print("no run has had machines yet")
@@ -102,8 +97,7 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
             providers[run_id],
             len(launches),
             sum(line.instance_seconds for bill in launches for line in bill.lines),
-            sum(bill.total_usd for bill in launches),
-            sum(bill.failed_launches_usd for bill in launches),
+            *totals[run_id].values(),
         ]
         for run_id, launches in bills.items()
     ]
