@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.proposal.column_checks import leaks_of
 from heterps_core.data.schema import DataSchema
-from heterps_core.errors import CheckpointError, DataError
+from heterps_core.errors import DataError
 from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
 from heterps_core.judging.intervals import Estimate
-from heterps_core.training.storage.exported_files import exported_sha256, read_description
+from heterps_core.training.storage.exported_files import read_description
 from infra.workspace import Workspace
 from tasks.judging.baseline import Baseline
 from tasks.judging.predicting_here import CannotPredictError, against_baseline, judge_here
@@ -28,9 +28,6 @@ from tasks.judging.promotion_gates import (
 )
 from tasks.records.champion import Champion, decision_of
 from tasks.records.model_registry import RegisteredVersion, find_version
-
-_SHOWN_DIGITS = 12
-"""Characters of a hash that are shown."""
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +71,7 @@ def judge_challenger(
     finite, and so does one of a lesser kind of data.
 
     Args:
-        folder: Its exported model.
+        folder: Its exported model, whose files were checked.
         champion: To judge against: the one of now, or of the day that is back-filled; None where there is none.
         stays_champion: Version that stays champion whatever the gates find, since it knows later days.
 
@@ -90,10 +87,8 @@ def judge_challenger(
     earlier = decision_of(registered)
     if earlier is not None and champion is not None and champion.version == challenger.version:
         return earlier
-    gates_so_far = [_gate_of_files(registered, folder)]
-    case = _Case(challenger, registered, champion, stays_champion, dataset, folder, gates_so_far)
-    if case.passes:
-        case.judge()
+    case = _Case(challenger, registered, champion, stays_champion, dataset, folder)
+    case.judge()
     if case.passes:
         case.compare()
     return case.decision()
@@ -123,7 +118,7 @@ class _Case:
     stays_champion: str | None
     dataset: PreparedDataset
     folder: Path
-    verdicts: list[GateVerdict]
+    verdicts: list[GateVerdict] = field(default_factory=list)
     opponent: Champion | None = None
     """The champion, unless it counts as none."""
 
@@ -279,19 +274,3 @@ class _Case:
         if last.name != BASELINE_GATE:
             return why
         return f"{why}; AUC beside the logistic regression's: {last.remark}"
-
-
-def _gate_of_files(registered: RegisteredVersion, folder: Path) -> GateVerdict:
-    remark = ""
-    try:
-        found = exported_sha256(folder)
-    except CheckpointError as error:
-        found, remark = "none", str(error)
-    return GateVerdict(
-        name="SHA-256 of the files",
-        value=found[:_SHOWN_DIGITS],
-        bound=registered.sha256[:_SHOWN_DIGITS],
-        rule="equal to",
-        is_met=found == registered.sha256,
-        remark=remark,
-    )

@@ -223,13 +223,6 @@ def test_a_champion_of_other_tables_and_another_transform_is_compared_all_the_sa
     assert decision.champion.log_loss == pytest.approx(quality.log_loss, abs=1e-6)
 
 
-def test_a_version_whose_files_were_exchanged_is_never_promoted(models):
-    decision = models.judge(FITTED, folder=models.folder_of(OLD))
-
-    assert missed(decision) == ["SHA-256 of the files"]
-    assert not decision.is_promoted
-
-
 def test_a_version_that_is_damaged_after_it_was_judged_is_not_promoted(models):
     models.crown(OLD)
     decision = models.judge(FITTED)
