@@ -154,7 +154,7 @@ def find_offers(
     offers = [
         offer
         for market in markets
-        for offer in catalogue.offers(region=region, market=market, cloud=catalogue.cloud)
+        for offer in catalogue.offers(region=region, market=market)
         if offer.instance_type.family in families
     ]
     return tuple(with_interruptions(offers))

@@ -130,7 +130,7 @@ def register_model(
         id_turnover = export_model(run_directory, clicks.open().manifest, folder, model=report.model)
         _wait_for_store(workspace)
         version = model_registry.register_model(
-            workspace, report.tracked, folder, run_id=report.run_id, model=report.model, data=data, day=day
+            workspace, report.tracked, folder, model=report.model, data=data, day=day
         )
         return version, id_turnover
 

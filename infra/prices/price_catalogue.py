@@ -143,22 +143,20 @@ class PriceCatalogue:
         """The cloud of the first file, of which the others may tell newer prices."""
         return next((offer.cloud for offer in self._offers.values()), AWS)
 
-    def regions(self, cloud: str = AWS) -> tuple[str, ...]:
-        """Return the regions of a cloud with a price, sorted."""
-        return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == cloud}))
+    def regions(self) -> tuple[str, ...]:
+        """Return the regions of the cloud with a price, sorted."""
+        return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == self.cloud}))
 
-    def offers(
-        self, *, region: str, market: Market = Market.ON_DEMAND, cloud: str = AWS
-    ) -> tuple[InstanceOffer, ...]:
+    def offers(self, *, region: str, market: Market = Market.ON_DEMAND) -> tuple[InstanceOffer, ...]:
         """Return the offers of a region and market, sorted by name and zone.
 
         Raises:
             UnknownNameError: No file has a price in the region.
             ProvisioningError: The region is known, but not with prices of this market.
         """
-        if region not in self.regions(cloud):
-            raise UnknownNameError("region with prices", region, self.regions(cloud))
-        place = (cloud, region, market)
+        if region not in self.regions():
+            raise UnknownNameError("region with prices", region, self.regions())
+        place = (self.cloud, region, market)
         in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) == place]
         found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))
         if not found:

@@ -201,7 +201,7 @@ def roll_back(workspace: Workspace, *, to: str | None = None) -> _RolledBack:
         _make_up_for_mark(workspace, current)
         target = None if to == NO_VERSION else _earlier_champion(workspace, current, to)
         if target is None:
-            model_registry.call_none(workspace, CHAMPION_ALIAS)
+            model_registry.call_version(workspace, None, CHAMPION_ALIAS)
         else:
             _crown_again(workspace, target, current=current)
         model_registry.tag_version(workspace, current.version, {Tag.ROLLED_BACK: _now()})

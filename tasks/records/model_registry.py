@@ -78,14 +78,7 @@ class RegisteredVersion:
 
 
 def register_model(
-    workspace: Workspace,
-    run: TrackedRun,
-    folder: Path,
-    *,
-    run_id: str,
-    model: str,
-    data: str,
-    day: str | None,
+    workspace: Workspace, run: TrackedRun, folder: Path, *, model: str, data: str, day: str | None
 ) -> str:
     """Register an exported model as the newest challenger; return its version.
 
@@ -96,7 +89,7 @@ def register_model(
         ConfigurationError: MLflow's store does not answer.
     """
     tags: dict[str, str] = {
-        Tag.RUN_ID: run_id,
+        Tag.RUN_ID: run.run_id,
         Tag.MODEL: model,
         Tag.DATA: data,
         Tag.SCHEMA: DataSchema.from_json(read_description(folder)["schema"]).meaning,
@@ -114,7 +107,7 @@ def register_model(
             source=f"{artifacts}/{_ARTIFACT_FOLDER}",
             run_id=run.mlflow_run_id,
             tags=tags,
-            description=f"{model}, trained by run {run_id}" + (f" on {day}" if day else ""),
+            description=f"{model}, trained by run {run.run_id}" + (f" on {day}" if day else ""),
         )
         client.set_registered_model_alias(REGISTERED_MODEL, CHALLENGER_ALIAS, version.version)
     return str(version.version)
@@ -188,16 +181,13 @@ def aliases_of(workspace: Workspace) -> Mapping[str, str]:
         return _aliases(client) or {}
 
 
-def call_version(workspace: Workspace, version: str, alias: str) -> None:
-    """Let an alias name a version, in one step; whatever it named before, it names no longer."""
+def call_version(workspace: Workspace, version: str | None, alias: str) -> None:
+    """Let an alias name a version, or none, in one step; whatever it named before, it names no longer."""
     with answering_client(workspace) as client:
-        client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
-
-
-def call_none(workspace: Workspace, alias: str) -> None:
-    """Let an alias name no version."""
-    with answering_client(workspace) as client:
-        client.delete_registered_model_alias(REGISTERED_MODEL, alias)
+        if version is None:
+            client.delete_registered_model_alias(REGISTERED_MODEL, alias)
+        else:
+            client.set_registered_model_alias(REGISTERED_MODEL, alias, version)
 
 
 def tag_version(workspace: Workspace, version: str, tags: Mapping[Tag, str]) -> None:

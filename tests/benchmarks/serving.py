@@ -143,7 +143,7 @@ def _registered(folder: Path, seed: int) -> Workspace:
     workspace = Workspace(root=folder / "home").create()
     run = run_lifecycle.open_run(workspace, run_id="night-1", run_name="night-1", tags={})
     version = model_registry.register_model(
-        workspace, run, folder / "exported", run_id="night-1", model="ctrdnn", data="clicks", day="2026-11-20"
+        workspace, run, folder / "exported", model="ctrdnn", data="clicks", day="2026-11-20"
     )
     model_registry.call_version(workspace, version, "champion")
     torch.set_num_threads(1)

@@ -79,7 +79,6 @@ def register_models(folder: Path) -> Workspace:
             workspace,
             run,
             exported,
-            run_id=run_id,
             model=LOGISTIC_MODEL,
             data="clicks",
             day=f"2026-11-{version:0>2}",

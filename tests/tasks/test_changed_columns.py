@@ -87,7 +87,7 @@ class Nights:
         exported = write_logistic(self.folder / name, dataset, weights)
         run = run_lifecycle.open_run(self.workspace, run_id=name, run_name=name, tags={})
         version = model_registry.register_model(
-            self.workspace, run, exported, run_id=name, model=LOGISTIC_MODEL, data="clicks", day=day
+            self.workspace, run, exported, model=LOGISTIC_MODEL, data="clicks", day=day
         )
         return self.judge(version, dataset)
 
@@ -236,7 +236,7 @@ def test_rows_that_have_changed_since_they_were_prepared_decide_nothing(nights, 
     exported = write_logistic(tmp_path / "exported", dataset, fit_logistic(dataset))
     run = run_lifecycle.open_run(nights.workspace, run_id="run-2", run_name="run-2", tags={})
     version = model_registry.register_model(
-        nights.workspace, run, exported, run_id="run-2", model=LOGISTIC_MODEL, data="clicks", day="2026-11-02"
+        nights.workspace, run, exported, model=LOGISTIC_MODEL, data="clicks", day="2026-11-02"
     )
     write_rows(source, seed=2)
 

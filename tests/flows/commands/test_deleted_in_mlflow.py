@@ -126,9 +126,7 @@ def test_a_night_can_be_recorded_and_registered_afterwards(workspace, delete):
     delete(workspace)
 
     run = run_lifecycle.open_run(workspace, run_id="night-9", run_name="night-9", tags={})
-    version = model_registry.register_model(
-        workspace, run, kept, run_id="night-9", model="lr", data="clicks", day="2026-11-29"
-    )
+    version = model_registry.register_model(workspace, run, kept, model="lr", data="clicks", day="2026-11-29")
     model_registry.call_version(workspace, version, CHAMPION_ALIAS)
 
     assert model_registry.version_called(Workspace(root=workspace.root), CHAMPION_ALIAS).run_id == "night-9"

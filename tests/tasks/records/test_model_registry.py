@@ -92,7 +92,7 @@ def registered(trained, tmp_path_factory) -> Workspace:
     workspace = Workspace(root=tmp_path_factory.mktemp("home")).create()
     run = run_lifecycle.open_run(workspace, run_id="night-1", run_name="night-1", tags={})
     version = model_registry.register_model(
-        workspace, run, trained[0], run_id="night-1", model="ctrdnn", data="clicks", day="2026-11-20"
+        workspace, run, trained[0], model="ctrdnn", data="clicks", day="2026-11-20"
     )
     model_registry.call_version(workspace, version, "champion")
     return workspace
@@ -292,9 +292,7 @@ def test_nothing_is_registered_of_a_folder_that_lacks_a_file(registered, trained
     run = run_lifecycle.open_run(registered, run_id="night-2", run_name="night-2", tags={})
 
     with pytest.raises(CheckpointError, match=r"must have the file .*model.safetensors"):
-        model_registry.register_model(
-            registered, run, tmp_path, run_id="night-2", model="ctrdnn", data="clicks", day=None
-        )
+        model_registry.register_model(registered, run, tmp_path, model="ctrdnn", data="clicks", day=None)
 
     assert model_registry.registered_versions(registered) == before
 

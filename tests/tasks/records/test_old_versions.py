@@ -52,9 +52,7 @@ def register(workspace, exported, number, *, model=LOGISTIC_MODEL):
     """Register a version of the day it is registered on, as a run that has finished."""
     run = run_lifecycle.open_run(workspace, run_id=f"run-{number}", run_name=f"run-{number}", tags={})
     day = f"{NOW - timedelta(days=days_ago(number)):%Y-%m-%d}"
-    version = model_registry.register_model(
-        workspace, run, exported, run_id=f"run-{number}", model=model, data="clicks", day=day
-    )
+    version = model_registry.register_model(workspace, run, exported, model=model, data="clicks", day=day)
     run_lifecycle.close_run(workspace, run, status="FINISHED", reason="completed")
     return version
 
