@@ -58,33 +58,34 @@ def test_a_workers_runs_have_the_environment_of_served_ones(tmp_path):
         assert given == {name: value for name, value in wanted.items() if name not in OF_THE_WORKER}
 
 
-@pytest.mark.weekly
-def test_a_process_worker_runs_a_deployment_to_its_end(tmp_path):
-    port = free_loopback_port()
-    api_url = f"http://127.0.0.1:{port}/api"
-    clean = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
-    }
-    environment = {
-        **clean,
-        **project_environment(Workspace(root=tmp_path / "home").create()),
-        "PREFECT_API_URL": api_url,
-        "PREFECT_CLI_PROMPT": "false",
-    }
-    log = (tmp_path / "server.log").open("w")
-    server = subprocess.Popen(
-        [str(PREFECT), "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"],
-        cwd=PROJECT,
-        env=environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
+class TeamServer:
+    """A Prefect server of its own with the deployments of prefect.yaml, and the shell of a worker."""
 
-    def prefect(*arguments):
+    def __init__(self, home):
+        self.home, self.log = home, (home / "server.log").open("w")
+        port = free_loopback_port()
+        self.api_url = f"http://127.0.0.1:{port}/api"
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))
+        }
+        self.environment = {
+            **clean,
+            **project_environment(Workspace(root=home / "home").create()),
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_CLI_PROMPT": "false",
+        }
+        self.process = self.start("server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui")
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [str(PREFECT), *arguments], cwd=PROJECT, env=self.environment, stdout=self.log, stderr=self.log
+        )
+
+    def prefect(self, *arguments):
         done = subprocess.run(
             [str(PREFECT), *arguments],
             cwd=PROJECT,
-            env=environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=150,
@@ -93,28 +94,64 @@ def test_a_process_worker_runs_a_deployment_to_its_end(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
+    def deploy(self):
+        self.prefect("--no-prompt", "deploy", "--all")
+
+    def states(self):
+        """Return the states of the runs of sweep-orphans that have begun."""
+        body = json.dumps({"flows": {"name": {"any_": ["sweep-orphans"]}}, "sort": "END_TIME_DESC"}).encode()
+        request = urllib.request.Request(
+            f"{self.api_url}/flow_runs/filter", data=body, headers={"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            states = [run["state_type"] for run in json.load(response)]
+        return [state for state in states if state != "SCHEDULED"]
+
+
+@pytest.fixture
+def team_server(tmp_path):
+    server = TeamServer(tmp_path)
     try:
         wait_for(
-            lambda: server.poll() is not None or answers(f"{api_url}/health", timeout_s=1.0),
+            lambda: server.process.poll() is not None or answers(f"{server.api_url}/health", timeout_s=1.0),
             timeout_s=90,
             what="the server",
             poll_s=0.2,
         )
-        assert server.poll() is None
-        prefect("work-pool", "create", "heterps", "--type", "process")
-        prefect("--no-prompt", "deploy", "--all")
-        prefect("deployment", "run", "sweep-orphans")
-        prefect("worker", "start", "--pool", "heterps", "--run-once")
-        body = json.dumps({"flows": {"name": {"any_": ["sweep-orphans"]}}, "sort": "END_TIME_DESC"}).encode()
-        request = urllib.request.Request(
-            f"{api_url}/flow_runs/filter", data=body, headers={"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as response:
-            states = [run["state_type"] for run in json.load(response)]
+        assert server.process.poll() is None
+        server.prefect("work-pool", "create", "heterps", "--type", "process")
+        server.deploy()
+        yield server
     finally:
-        server.terminate()
-        server.wait(30)
-        log.close()
+        server.process.terminate()
+        server.process.wait(30)
+        server.log.close()
 
-    assert "COMPLETED" in states
-    assert (tmp_path / "home" / "ledger.sqlite").exists()
+
+@pytest.mark.weekly
+def test_a_process_worker_runs_a_deployment_to_its_end(team_server):
+    team_server.prefect("deployment", "run", "sweep-orphans")
+    team_server.prefect("worker", "start", "--pool", "heterps", "--run-once")
+
+    assert "COMPLETED" in team_server.states()
+    assert (team_server.home / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(600)
+def test_a_run_ends_whose_work_pool_is_deleted_and_the_next_one_begins_once_all_is_deployed_again(
+    team_server,
+):
+    team_server.prefect("deployment", "run", "sweep-orphans")
+    worker = team_server.start("worker", "start", "--pool", "heterps", "--run-once")
+    wait_for(lambda: "RUNNING" in team_server.states(), timeout_s=120, what="the run")
+    team_server.prefect("--no-prompt", "work-pool", "delete", "heterps")
+    worker.wait(120)
+    assert "COMPLETED" in team_server.states()
+
+    team_server.prefect("work-pool", "create", "--overwrite", "heterps", "--type", "process")
+    team_server.deploy()
+    team_server.prefect("deployment", "run", "sweep-orphans")
+    team_server.prefect("worker", "start", "--pool", "heterps", "--run-once")
+
+    assert team_server.states().count("COMPLETED") >= 2
