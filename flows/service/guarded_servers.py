@@ -15,7 +15,7 @@ from flows.service.prefect_connection import own_password
 from infra.loopback_guard import App, LoopbackGuard
 from infra.workspace import LOOPBACK, Workspace
 
-NOT_STARTED = 3
+_NOT_STARTED = 3
 """Exit status, as uvicorn's own."""
 
 
@@ -42,7 +42,7 @@ def main() -> None:
     with socket.create_server((LOOPBACK, int(port)), reuse_port=True) as listener:
         server.run(sockets=[listener])
     if not server.started:
-        sys.exit(NOT_STARTED)
+        sys.exit(_NOT_STARTED)
 
 
 if __name__ == "__main__":

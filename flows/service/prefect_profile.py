@@ -11,7 +11,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from heterps_core.json_file import replace_text
 
-PLUGINS_SETTING = "PREFECT_PLUGINS_ENABLED"
+_PLUGINS_SETTING = "PREFECT_PLUGINS_ENABLED"
 
 _DEFAULT_PROFILE = "ephemeral"
 """Prefect's own, which it takes where there is no file."""
@@ -36,6 +36,6 @@ def enable_plugins(path: Path) -> None:
         # What Prefect's own profile of this name has.
         default = {"PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true"} if active == _DEFAULT_PROFILE else {}
         profile = profiles.setdefault(active, default)
-        if PLUGINS_SETTING not in profile:
-            profile[PLUGINS_SETTING] = "true"
+        if _PLUGINS_SETTING not in profile:
+            profile[_PLUGINS_SETTING] = "true"
             replace_text(path, tomlkit.dumps(document))

@@ -25,7 +25,7 @@ MAX_RESTARTS = 5
 
 RESTART_WINDOW_S = 600.0
 POLL_S = 0.2
-SHOWN_LINES = 12
+_SHOWN_LINES = 12
 
 SERVICE_VARIABLE = "HETERPS_SERVICE"
 """Tells a service, and what it starts, from other processes of a workspace: by this a later start finds them."""
@@ -229,4 +229,4 @@ def _end_with_parent() -> None:
 
 def _last_lines(path: Path) -> list[str]:
     """Return the end of a log; nothing where there is none."""
-    return path.read_text(errors="replace").splitlines()[-SHOWN_LINES:] if path.exists() else []
+    return path.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if path.exists() else []

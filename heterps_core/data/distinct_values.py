@@ -30,18 +30,18 @@ MOST_KEPT = 65_536
 
 MIN_TABLE_ROWS, MAX_TABLE_ROWS = 1_024, 131_072
 
-ROWS_PER_BUCKET = 8
+_ROWS_PER_BUCKET = 8
 """A bucket that is hardly ever seen learns nothing: rare values share theirs. With sixteen, AUC of synthetic clicks
 with six columns by Zipf's law was lower by 0.004 (docs/log, 2026-11-22)."""
 
-BUCKETS_PER_VALUE = 4
+_BUCKETS_PER_VALUE = 4
 """Then 12 to 22 % of the values share a bucket with another, as the power of two is near. On synthetic clicks AUC was
 as with twice as many rows; with half or a quarter it was lower by 0.0002 and 0.0007 (docs/log, 2026-11-22)."""
 
-OUTGROWN = 4
+_OUTGROWN = 4
 """Tables this many times smaller than new ones would be are worth a word; days differ by less."""
 
-TABLE_COLUMNS = {
+_TABLE_COLUMNS = {
     "column": "",
     "values": ",d",
     "missing": ".1%",
@@ -50,7 +50,7 @@ TABLE_COLUMNS = {
     "values that share a row": ".0%",
 }
 
-TURNOVER_COLUMNS = {
+_TURNOVER_COLUMNS = {
     "column": "",
     "table rows": ",d",
     "ids": ",d",
@@ -156,7 +156,7 @@ class ColumnValues:
     def table_rows(self, num_rows: int) -> int:
         """Return the rows of a new table for so many rows of data: a power of two, in fixed limits.
 
-        `BUCKETS_PER_VALUE` for each value, but no more than `ROWS_PER_BUCKET` occurrences fill each.
+        `_BUCKETS_PER_VALUE` for each value, but no more than `_ROWS_PER_BUCKET` occurrences fill each.
 
         Example:
             >>> country = ColumnValues(name="country", missing_share=0.0, num_values=1_500)
@@ -164,9 +164,9 @@ class ColumnValues:
             >>> country.table_rows(10**6), user.table_rows(200_000)
             (8192, 8192)
         """
-        wanted = 1 << (BUCKETS_PER_VALUE * self.num_values - 1).bit_length() if self.num_values else 1
+        wanted = 1 << (_BUCKETS_PER_VALUE * self.num_values - 1).bit_length() if self.num_values else 1
         num_occurrences = int(num_rows * (1.0 - self.missing_share) * self.mean_length)
-        filled = max(1, num_occurrences // ROWS_PER_BUCKET)
+        filled = max(1, num_occurrences // _ROWS_PER_BUCKET)
         return min(max(min(wanted, 1 << (filled.bit_length() - 1)), MIN_TABLE_ROWS), MAX_TABLE_ROWS)
 
     @property
@@ -194,7 +194,7 @@ def tables_table(
     """Return for people which column has how many values in how many rows, and how many of them collide."""
     return Table(
         caption="Categorical columns and their tables; values that share a row share its vector",
-        columns=TABLE_COLUMNS,
+        columns=_TABLE_COLUMNS,
         rows=[
             (
                 column.name,
@@ -234,7 +234,7 @@ def turnover_table(turnovers: Sequence[IdTurnover]) -> Table:
     """Return for people how full the tables of dynamic ids are, and which ids came and went."""
     return Table(
         caption="Ids of categorical columns after this night; each gets a row of its own once it was seen often",
-        columns=TURNOVER_COLUMNS,
+        columns=_TURNOVER_COLUMNS,
         rows=[
             (
                 of.column,
@@ -267,7 +267,7 @@ def outgrown_tables(
     outgrown = [
         f"{column.name} has {rows:,} rows and would get {column.table_rows(num_rows):,}"
         for column, rows in zip(columns, table_rows, strict=True)
-        if column.table_rows(num_rows) >= OUTGROWN * rows
+        if column.table_rows(num_rows) >= _OUTGROWN * rows
     ]
     if not outgrown:
         return None

@@ -32,7 +32,7 @@ Int64Array = npt.NDArray[np.int64]
 Starts = npt.NDArray[np.integer[Any]]
 
 
-def permute(
+def _permute(
     values: npt.NDArray[Any], sizes: npt.NDArray[Any] | int, keys: npt.NDArray[Any] | np.uint64
 ) -> Int64Array:
     """Return where a keyed permutation of 0..size - 1 takes each value [n]; sizes and keys may differ by value.
@@ -43,7 +43,7 @@ def permute(
     has to mix, not to hide.
 
     Example:
-        >>> sorted(permute(np.arange(5), 5, np.uint64(1)).tolist())
+        >>> sorted(_permute(np.arange(5), 5, np.uint64(1)).tolist())
         [0, 1, 2, 3, 4]
     """
     result = values.astype(np.uint64)
@@ -145,10 +145,10 @@ class EpochOrder:
         assert self._key is not None
         place = np.searchsorted(self._starts, ordered.astype(self._starts.dtype), side="right") - 1
         start, stop = self._starts[place].astype(np.int64), self._starts[place + 1].astype(np.int64)
-        group = permute(place, self._num_groups, self._key)
+        group = _permute(place, self._num_groups, self._key)
         first: Int64Array = np.maximum(start, lane_start)
         last: Int64Array = np.minimum(stop, lane_stop)
-        within = permute(ordered - first, last - first, mix(group.astype(np.uint64) ^ self._key))
+        within = _permute(ordered - first, last - first, mix(group.astype(np.uint64) ^ self._key))
         rows: Int64Array = self._group_starts[group] + (first - start) + within
         return rows
 
@@ -159,7 +159,7 @@ class EpochOrder:
         starts: Starts = np.zeros(self._num_groups + 1, dtype=dtype)
         for begin in range(0, self._num_groups, _GROUPS_PER_BLOCK):
             places = np.arange(begin, min(begin + _GROUPS_PER_BLOCK, self._num_groups))
-            group = permute(places, self._num_groups, self._key)
+            group = _permute(places, self._num_groups, self._key)
             sizes = self._group_starts[group + 1] - self._group_starts[group]
             starts[places + 1] = starts[begin] + np.cumsum(sizes)
         return starts

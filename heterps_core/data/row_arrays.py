@@ -102,7 +102,7 @@ def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
         own = slice(columns.start, columns.stop)
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
-            ids_KN[own] = ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence).T
+            ids_KN[own] = _ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence).T
         elif pa.types.is_dictionary(texts.type):
             indices = texts.indices.fill_null(len(ids) - 1) if texts.null_count else texts.indices
             ids_KN[own] = ids.take(indices.to_numpy())
@@ -134,7 +134,7 @@ def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) ->
                 yield keys_of_hashes(hashes[start:stop], slot=slot, hash_bits=features.hash_bits)
 
 
-def ids_of_lists(
+def _ids_of_lists(
     lists: pa.ListArray, ids: npt.NDArray[Any], *, length: int, keeps_last: bool = False
 ) -> npt.NDArray[Any]:
     """Return the ids [n, length] of the first texts of each list, or the last ones, then `NO_ID`.

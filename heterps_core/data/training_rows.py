@@ -29,7 +29,7 @@ SAMPLED_ROWS, SAMPLED_RUNS = 1_048_576, 32
 does not depend on the kind of the files or their row groups, of which one or two are read for each."""
 
 
-MOST_FITTED = 1 << 24
+_MOST_FITTED = 1 << 24
 """Numbers of all columns together that are in memory to fit the transform: 134 MB."""
 
 
@@ -66,7 +66,7 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
     read = lru_cache(1)(groups.read)
 
     num_numbers = min(manifest.num_train_rows, SAMPLED_ROWS) * manifest.features.num_dense
-    every = max(1, math.ceil(num_numbers / MOST_FITTED))
+    every = max(1, math.ceil(num_numbers / _MOST_FITTED))
 
     def chunks() -> Iterator[Floats]:
         nonlocal num_rows, num_clicks

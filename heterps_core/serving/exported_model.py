@@ -163,7 +163,7 @@ def export_model(
         folder.mkdir(parents=True, exist_ok=True)
         mapped: dict[str, Tensor] = {}
         for file, names in ((WEIGHTS, weights), (OPTIMIZER_STATE, found.keys() - weights)):
-            mapped |= new_safetensors(folder / file, {name: kinds[name] for name in names})
+            mapped |= _new_safetensors(folder / file, {name: kinds[name] for name in names})
         moved = {f"{table.name}.{key}" for table in tables for key in table.kinds}
         wanted = {name: TensorRows.whole(tensor) for name, tensor in mapped.items() if name not in moved}
         read_tensors(run, layers, wanted)
@@ -253,7 +253,7 @@ def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ..
     return shapes
 
 
-def new_safetensors(path: Path, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
+def _new_safetensors(path: Path, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:
     """Write a file in the safetensors format, and return its tensors, all 0: what is written to them goes there.
 
     Args:

@@ -25,10 +25,10 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.storage.stored_tensors import DTYPES, StoredLayer, TensorRows, read_tensors
 
-MAX_LOAD = 0.75
+_MAX_LOAD = 0.75
 """Share of a column's rows in use; above, searches lengthen and buckets may be full: it gets twice the rows."""
 
-BLOCK_BUCKETS = 2_048
+_BLOCK_BUCKETS = 2_048
 """Moved at once: a million rows, about 100 MB with 16 floats."""
 
 
@@ -119,9 +119,9 @@ class StoredTable:
     def _blocks(self, slot: int, *, only: Sequence[str]) -> Iterator[tuple[int, dict[str, Tensor]]]:
         """Yield the first bucket of each block of a slot, within it, and the block's rows of some tensors."""
         num_buckets = int(self._layout.num_buckets_S[slot])
-        for first_bucket in range(0, num_buckets, BLOCK_BUCKETS):
+        for first_bucket in range(0, num_buckets, _BLOCK_BUCKETS):
             first = int(self._layout.first_rows_S[slot]) + first_bucket * BUCKET_ROWS
-            rows = RowRange(first, first + min(BLOCK_BUCKETS, num_buckets - first_bucket) * BUCKET_ROWS)
+            rows = RowRange(first, first + min(_BLOCK_BUCKETS, num_buckets - first_bucket) * BUCKET_ROWS)
             block = {
                 name: torch.empty(
                     rows.num_rows, *self.kinds[name][1][1:], dtype=DTYPES[self.kinds[name][0]], device=CPU
@@ -151,7 +151,7 @@ def grown_features(
         if not of_slot:
             continue
         fullest = max(of_slot, key=lambda turnover: turnover.num_ids)
-        if fullest.share_in_use > MAX_LOAD and name not in fixed and 2 * slot_rows[slot] <= MAX_TABLE_ROWS:
+        if fullest.share_in_use > _MAX_LOAD and name not in fixed and 2 * slot_rows[slot] <= MAX_TABLE_ROWS:
             slot_rows[slot] *= 2
         of_columns.append(replace(fullest, table_rows=slot_rows[slot]))
     return replace(features, slot_rows=tuple(slot_rows)), tuple(of_columns)

@@ -117,7 +117,7 @@ def words_of(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
 
 
-def find_times(name: str, column: pa.Array) -> pa.Array | None:
+def _find_times(name: str, column: pa.Array) -> pa.Array | None:
     """Return a column as times that can be compared, null where missing; None where it holds no times.
 
     Numbers are times where they look like seconds since 1970, or such in smaller units, or dates in digits, and the
@@ -142,7 +142,7 @@ def find_times(name: str, column: pa.Array) -> pa.Array | None:
 
 def times_of(columns: Iterable[SampledColumn]) -> dict[str, pa.Array]:
     """Return the columns of times among some by their names."""
-    found = {each.name: find_times(each.name, each.stored) for each in columns if not each.problem}
+    found = {each.name: _find_times(each.name, each.stored) for each in columns if not each.problem}
     return {name: times for name, times in found.items() if times is not None}
 
 
@@ -178,21 +178,21 @@ def _are_days(days: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def best_time_column(columns: Mapping[str, pa.Array]) -> str | None:
     """Return which column of times orders rows: of those without a gap the one most in order, then finest."""
     ranks = {
-        name: (share_out_of_order(times), -len(pc.unique(times)))
+        name: (_share_out_of_order(times), -len(pc.unique(times)))
         for name, times in columns.items()
         if not times.null_count
     }
     return min(ranks, key=lambda name: ranks[name], default=None)
 
 
-def share_out_of_order(times: pa.Array) -> float:
+def _share_out_of_order(times: pa.Array) -> float:
     """Return the share of rows with a time that are earlier than the one before, in [0, 1]."""
     return pc.mean(is_earlier(times.drop_null())).as_py() or 0.0
 
 
 def order_remark(times: pa.Array, *, orders_rows: bool = True) -> str:
     """Return what to check of a column of times; says so where rows are not in their order."""
-    share = share_out_of_order(times)
+    share = _share_out_of_order(times)
     if share > 0.0 and orders_rows:
         return f"{OUT_OF_ORDER} ({share:.0%} are before their neighbour): sort them, as the last are held out"
     if times.null_count:

@@ -4,7 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from heterps_core.data.epoch_order import EpochOrder, permute
+from heterps_core.data.epoch_order import EpochOrder, _permute
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 
@@ -24,15 +24,15 @@ def rows_of_epoch(order, batch_size):
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 63, 64, 65, 1000])
 def test_a_keyed_permutation_takes_each_number_to_one_of_its_own(size):
     for key in range(20):
-        assert sorted(permute(np.arange(size), size, np.uint64(key)).tolist()) == list(range(size))
+        assert sorted(_permute(np.arange(size), size, np.uint64(key)).tolist()) == list(range(size))
 
 
 def test_permutations_of_different_sizes_and_keys_stand_side_by_side():
     sizes, keys = np.array([5, 9, 9]), np.array([1, 2, 3], dtype=np.uint64)
 
-    together = permute(np.array([3, 3, 3]), sizes, keys)
+    together = _permute(np.array([3, 3, 3]), sizes, keys)
 
-    alone = [permute(np.array([3]), int(n), key)[0] for n, key in zip(sizes, keys, strict=True)]
+    alone = [_permute(np.array([3]), int(n), key)[0] for n, key in zip(sizes, keys, strict=True)]
     assert together.tolist() == alone
 
 
@@ -41,14 +41,14 @@ def test_over_many_keys_a_number_goes_everywhere_equally_often():
 
     for size in (2, 60, 1_000):
         for value in (0, 1, size - 1):
-            counts = np.bincount(permute(np.full(len(keys), value), size, keys), minlength=size)
+            counts = np.bincount(_permute(np.full(len(keys), value), size, keys), minlength=size)
             expected = len(keys) / size
             chi_square = ((counts - expected) ** 2 / expected).sum()
             assert chi_square < size - 1 + 5 * (2 * size) ** 0.5
 
 
 def test_neighbours_do_not_stay_neighbours():
-    taken = permute(np.arange(5_000), 5_000, np.uint64(7)).astype(float)
+    taken = _permute(np.arange(5_000), 5_000, np.uint64(7)).astype(float)
 
     for lag in (1, 2, 64):
         assert abs(np.corrcoef(taken[:-lag], taken[lag:])[0, 1]) < 5 / 5_000**0.5
