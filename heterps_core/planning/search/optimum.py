@@ -48,13 +48,19 @@ class Optimum:
 
 
 def find_optimum(
-    problem: SchedulingProblem, *, seconds: float = MAX_SECONDS, known: Sequence[Stage] = ()
+    problem: SchedulingProblem,
+    *,
+    seconds: float = MAX_SECONDS,
+    known: Sequence[Stage] = (),
+    propose: Callable[[], Sequence[Stage] | None] | None = None,
 ) -> Optimum:
     """Return the cheapest plan and the proven lower bound on the cost of any plan.
 
     Args:
         seconds: After about so many seconds of this process's processor time the best plan and bound so far are
             returned. The search for the reason where there is no plan ends with them as well.
+        known: A plan to begin with.
+        propose: Returns a plan of another method, where the proof takes many steps.
 
     By the trainer's step plans are proven by its formula, and the one that is found is simulated: it costs what its
     simulation says, and keeps the floor there. Where steps drain, the search simulates all plans that it meets.
@@ -64,7 +70,7 @@ def find_optimum(
             the message says that none is proven impossible.
     """
     deadline = time.process_time() + seconds
-    stages, bound_usd, is_proven = _proven(problem, known, deadline)
+    stages, bound_usd, is_proven = _proven(problem, known, deadline, propose)
     if problem.step_model is StepModel.TRAINER:
         stages, cost_usd = _judged(problem, stages, deadline)
         is_proven = is_proven and cost_usd <= bound_usd * (1 + COMPARISON_TOLERANCE)
@@ -89,10 +95,13 @@ def proven_bound_usd(
 
 
 def _proven(
-    problem: SchedulingProblem, known: Sequence[Stage], deadline: float
+    problem: SchedulingProblem,
+    known: Sequence[Stage],
+    deadline: float,
+    propose: Callable[[], Sequence[Stage] | None] | None = None,
 ) -> tuple[tuple[Stage, ...], float, bool]:
     """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
-    found = CappedSearch(problem, known=known, deadline=deadline).run()
+    found = CappedSearch(problem, known=known, deadline=deadline, propose=propose).run()
     if found.stages is None:
         is_infeasible = math.isinf(found.lower_bound)
         raise _explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met(problem)

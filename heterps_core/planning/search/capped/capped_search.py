@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -69,6 +69,9 @@ _FAR = 0.03
 _STEPS_WITHOUT_PLAN = 32
 """After which it is asked whether any plan keeps the caps at all."""
 
+_STEPS_BEFORE_PROPOSAL = 48
+"""After which a plan of another method is asked for, where the best one is far from the bound."""
+
 _SAME_PRODUCT = 1.002
 """True product over the linear one from which on an interval that is not narrow is divided by interruptions."""
 
@@ -110,6 +113,7 @@ class CappedSearch:
         known: A plan to begin with, if it keeps all constraints.
         deadline: Of `time.process_time`, at which the search ends; infinite for none.
         most_steps: Intervals that are looked at before the search ends.
+        propose: Returns a plan of another method; asked once, where the proof is far after many steps.
     """
 
     def __init__(
@@ -119,7 +123,9 @@ class CappedSearch:
         known: Sequence[Stage] = (),
         deadline: float = np.inf,
         most_steps: int = MAX_STEPS,
+        propose: Callable[[], Sequence[Stage] | None] | None = None,
     ) -> None:
+        self.propose = propose
         self.problem, self.deadline, self.most_steps = problem, deadline, most_steps
         self.groups = step_groups(problem)
         self.best = BestPlan(problem)
@@ -143,9 +149,9 @@ class CappedSearch:
         if low_seconds <= high_seconds:
             ends = np.geomspace(low_seconds, high_seconds, _NUM_FIRST_INTERVALS + 1)
             ends[0], ends[-1] = low_seconds, high_seconds
-            rows = np.arange(self.bounds.table(0).compute_seconds.size)
+            all_rows = np.arange(self.bounds.table(0).compute_seconds.size)
             for low, high in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
-                plans = Plans(low=low, high=high, group=0, is_rest=len(self.groups) > 1, rows=rows)
+                plans = Plans(low=low, high=high, group=0, is_rest=len(self.groups) > 1, rows=all_rows)
                 self._push(_Interval(self.bounds.work_bound(low), 0, plans))
         for near in _NEAR:
             while self._heap and self._heap[0].lower_bound * (1 + near) < self.best.product * (
@@ -158,12 +164,17 @@ class CappedSearch:
                     break  # Stages that fill and drain keep the bound below the best plan, as it is simulated.
                 self._num_steps += 1
                 if self._num_steps == _STEPS_WITHOUT_PLAN and self.best.stages is None:
-                    met = self._feasible_rows(high_seconds)
-                    if met is not None and not met.size:
+                    rows = self._feasible_rows(high_seconds)
+                    if rows is not None and not rows.size:
                         return CheapestPlan(None, np.inf, np.inf)
-                    if met is not None:
-                        self.best.offer_rows(self.bounds.columns.of_rows(met))
-                self._step(heapq.heappop(self._heap), near)
+                    if rows is not None:
+                        self.best.offer_rows(self.bounds.columns.of_rows(rows))
+                interval = heapq.heappop(self._heap)
+                is_far = interval.lower_bound * (1 + _FAR) < self.best.product
+                is_time = self._num_steps == _STEPS_BEFORE_PROPOSAL
+                if is_time and is_far and self.propose and (proposed := self.propose()):
+                    self.best.offer(proposed)
+                self._step(interval, near)
         bound = min(self._given_up, self._heap[0].lower_bound if self._heap else np.inf)
         product = self.best.product
         return CheapestPlan(self.best.stages, product, min(bound, product))

@@ -156,6 +156,14 @@ class ProposingScheduler(Scheduler):
         self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
     ) -> FoundPlan:
         """Rate what is proposed until the proposals end or the budget does; see `Scheduler.find`."""
+        rater = self.rated(problem, budget_evaluations=budget_evaluations, seed=seed)
+        stages = rater.best_stages
+        if stages is None:
+            raise self._nothing_found(problem, rater.num_evaluations, proof)
+        return FoundPlan(stages=stages, num_evaluations=rater.num_evaluations, history=rater.history)
+
+    def rated(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> PlanRater:
+        """Return the rater of all that was proposed, which holds the best plan, if any is feasible."""
         proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
         rater = PlanRater(problem, budget_evaluations=budget_evaluations)
         try:
@@ -166,10 +174,7 @@ class ProposingScheduler(Scheduler):
             pass
         finally:
             proposals.close()
-        stages = rater.best_stages
-        if stages is None:
-            raise self._nothing_found(problem, rater.num_evaluations, proof)
-        return FoundPlan(stages=stages, num_evaluations=rater.num_evaluations, history=rater.history)
+        return rater
 
     def _nothing_found(
         self, problem: SchedulingProblem, num_evaluations: int, proof: Proof

@@ -5,6 +5,11 @@ from __future__ import annotations
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers.base import FoundPlan, Proof, Scheduler
+from heterps_core.planning.search.schedulers.genetic import GeneticScheduler
+from heterps_core.plans.scheduling_plan import Stage
+
+_PROPOSED_EVALUATIONS = 2_000
+"""Of the genetic search that a proof of many steps takes a plan from: a fifth of a second on one core."""
 
 
 class ExactScheduler(Scheduler):
@@ -22,5 +27,10 @@ class ExactScheduler(Scheduler):
         self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int, proof: Proof
     ) -> FoundPlan:
         """Return the optimum, or after the proof's seconds the best plan, with its own proof."""
-        optimum = find_optimum(problem, seconds=proof.max_seconds)
+
+        def propose() -> tuple[Stage, ...] | None:
+            rater = GeneticScheduler().rated(problem, budget_evaluations=_PROPOSED_EVALUATIONS, seed=0)
+            return rater.best_stages
+
+        optimum = find_optimum(problem, seconds=proof.max_seconds, propose=propose)
         return FoundPlan(stages=optimum.stages, num_evaluations=1, proven_usd=optimum.cost_lower_bound_usd)

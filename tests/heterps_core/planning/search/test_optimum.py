@@ -100,6 +100,18 @@ def test_a_capped_search_that_ends_early_still_finds_a_plan():
     assert costs == pytest.approx(proven, rel=0.01)
 
 
+def test_a_proof_that_is_far_after_many_steps_begins_again_with_a_proposed_plan(monkeypatch):
+    problem = nearly_out_of_reach(4)
+    best = find_optimum(problem)
+    monkeypatch.setattr(capped_search, "_STEPS_BEFORE_PROPOSAL", 1)
+    monkeypatch.setattr(capped_search, "_SWEEPS", 0)
+
+    found = CappedSearch(problem, most_steps=1, propose=lambda: best.stages).run()
+
+    assert evaluate(problem, found.stages).cost_usd == pytest.approx(best.cost_usd)
+    assert found.lower_bound < found.product
+
+
 def test_a_search_that_met_no_plan_does_not_say_that_there_is_none(monkeypatch):
     monkeypatch.setattr(capped_search, "_NUM_FIRST_INTERVALS", 1)
     monkeypatch.setattr(capped_search, "_SWEEPS", 0)
