@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from heterps_core.errors import ConfigurationError
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
@@ -27,12 +25,6 @@ class Difference:
     """Variance of `value`."""
 
     def interval(self, *, confidence: float) -> Estimate:
-        """Return the two-sided interval, by the normal approximation.
-
-        Raises:
-            ConfigurationError: The confidence is not in (0, 1).
-        """
-        if not 0.0 < confidence < 1.0:
-            raise ConfigurationError(f"confidence must be in (0, 1), got {confidence}")
+        """Return the two-sided interval of a confidence in (0, 1), by the normal approximation."""
         half_width = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * math.sqrt(self.variance)
         return Estimate(value=self.value, low=self.value - half_width, high=self.value + half_width)

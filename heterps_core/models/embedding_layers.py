@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,14 +40,10 @@ class Embeddings(nn.Module):
         include_dense: bool = True,
     ) -> None:
         super().__init__()
-        by_dimension = _slots_by_dimension(features, dimension, slots)
         self.width = 0
-        for number, (own, of_slots) in enumerate(by_dimension.items(), start=1):
-            is_last = number == len(by_dimension)
-            embedding = SlotEmbedding(
-                features, dimension=own, slots=of_slots, include_dense=include_dense and is_last
-            )
-            self.add_module("embedding" if own == dimension else f"embedding_{own}", embedding)
+        for ending, layer_of in _by_dimension(features, dimension, slots, include_dense=include_dense):
+            embedding = layer_of()
+            self.add_module(f"embedding{ending}", embedding)
             self.width += embedding.output_width
 
     def forward(self, batch: ClickBatch) -> Tensor:
@@ -66,19 +63,9 @@ def add_embeddings(layers: MutableMapping[str, nn.Module], features: FeatureSpec
         >>> add_embeddings(layers, features, dimension=8), list(layers)
         (21, ['embedding', 'embedding_4'])
     """
-    by_dimension = _slots_by_dimension(features, dimension, None)
     width = 0
-    for number, (own, of_slots) in enumerate(by_dimension.items(), start=1):
-        ending = "" if own == dimension else f"_{own}"
-        embedding = SlotEmbedding(
-            features,
-            dimension=own,
-            slots=of_slots,
-            include_dense=number == len(by_dimension),
-            input_width=width,
-            keeps_sequences=True,
-        )
-        layers[f"embedding{ending}"] = embedding
+    for ending, layer_of in _by_dimension(features, dimension, None, include_dense=True):
+        embedding = layers[f"embedding{ending}"] = layer_of(input_width=width, keeps_sequences=True)
         width = embedding.output_width
         if embedding.sequences:
             attention = AttentionPooling(embedding)
@@ -87,10 +74,14 @@ def add_embeddings(layers: MutableMapping[str, nn.Module], features: FeatureSpec
     return width
 
 
-def _slots_by_dimension(
-    features: FeatureSpec, dimension: int, slots: Sequence[int] | None
-) -> dict[int, list[int]]:
+def _by_dimension(
+    features: FeatureSpec, dimension: int, slots: Sequence[int] | None, *, include_dense: bool
+) -> Iterator[tuple[str, Callable[..., SlotEmbedding]]]:
+    """Yield for each width of vectors the ending of its layer's name, and a function that makes the layer."""
     by_dimension: dict[int, list[int]] = {}
     for slot in range(features.num_slots) if slots is None else slots:
         by_dimension.setdefault(features.slot_dimensions[slot] or dimension, []).append(slot)
-    return by_dimension
+    for own, of_slots in by_dimension.items():
+        has_dense = include_dense and own == [*by_dimension][-1]
+        ending = "" if own == dimension else f"_{own}"
+        yield ending, partial(SlotEmbedding, features, dimension=own, slots=of_slots, include_dense=has_dense)

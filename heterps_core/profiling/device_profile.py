@@ -18,7 +18,7 @@ from heterps_core.profiling import VALID_FOR
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, device_profile_name
+from heterps_core.profiling.profile_cache import device_profile_name, keep_profile, kept_profile
 
 FOLDER = "rented"
 
@@ -92,7 +92,7 @@ class DeviceProfileCache:
     """A folder of profiles that hold for a device type."""
 
     def __init__(self, profiles_directory: Path) -> None:
-        self._cache = ProfileCache(profiles_directory / FOLDER, DeviceProfile)
+        self._folder = profiles_directory / FOLDER
 
     def find(
         self, request: ProfileRequest, graph: ModelGraph, *, device_type: str, now: datetime
@@ -107,7 +107,7 @@ class DeviceProfileCache:
             device_type=hardware_name(device_type),
             software=software_versions(),
         )
-        found = self._cache.get(name)
+        found = kept_profile(self._folder / name, DeviceProfile)
         return found if found is not None and found.is_valid(now) else None
 
     def keep(self, request: ProfileRequest, graph: ModelGraph, measured: DeviceProfile) -> None:
@@ -130,7 +130,7 @@ class DeviceProfileCache:
         name = device_profile_name(
             without_dataset(request), graph, device_type=measured.device_type, software=profile.software
         )
-        self._cache.keep(name, measured)
+        keep_profile(self._folder / name, measured)
 
 
 def without_dataset(request: ProfileRequest) -> ProfileRequest:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
@@ -25,7 +25,7 @@ from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_
 
 logger = logging.getLogger(__name__)
 
-Kept = TypeVar("Kept", bound=JsonDocument)
+_Kept = TypeVar("_Kept", bound=JsonDocument)
 
 
 def _profile_name(
@@ -72,48 +72,23 @@ def device_profile_name(
     )
 
 
-class ProfileCache(Generic[Kept]):
-    """A folder of profiles, one file each.
+def kept_profile(path: Path, kind: type[_Kept]) -> _Kept | None:
+    """Return the profile in a file, or None where there is none that can be read."""
+    try:
+        return kind.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, ConfigurationError) as error:
+        logger.warning("the cached profile %s counts as missing, because it cannot be used: %s", path, error)
+        return None
 
-    None as the folder keeps nothing; it need not be there yet.
-    """
 
-    def __init__(self, directory: Path | None, kind: type[Kept]) -> None:
-        self._directory = directory
-        self._kind = kind
-
-    def get_or_measure(self, name: str, measure: Callable[[], Kept]) -> Kept:
-        """Return the profile of a name; measure and keep it where there is none that can be read."""
-        found = self.get(name)
-        if found is None:
-            found = measure()
-            self.keep(name, found)
-        return found
-
-    def get(self, name: str) -> Kept | None:
-        """Return the profile of a name, or None where there is none that can be read."""
-        if self._directory is None:
-            return None
-        path = self._directory / name
-        try:
-            return self._kind.from_json(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, ConfigurationError) as error:
-            logger.warning(
-                "the cached profile %s counts as missing, because it cannot be used: %s", path, error
-            )
-            return None
-
-    def keep(self, name: str, profile: Kept) -> None:
-        """Keep a profile in the place of an earlier one of its name; where that fails it is only not kept."""
-        if self._directory is None:
-            return
-        path = self._directory / name
-        try:
-            replace_json(path, profile.to_json())
-        except OSError as error:
-            logger.warning("the profile is not kept in %s: %s", path, error)
+def keep_profile(path: Path, profile: JsonDocument) -> None:
+    """Write a profile in the place of an earlier one; if that fails, the log says so and the run goes on."""
+    try:
+        replace_json(path, profile.to_json())
+    except OSError as error:
+        logger.warning("the profile is not kept in %s: %s", path, error)
 
 
 def profile_model(
@@ -139,8 +114,11 @@ def profile_model(
         hardware_fingerprint=this_machine().fingerprint(),
         software=software_versions(),
     )
-    measured = ProfileCache(cache_directory, LayerProfile).get_or_measure(
-        name, lambda: measure_in_fresh_process(request)
-    )
+    path = None if cache_directory is None else cache_directory / name
+    measured = None if path is None else kept_profile(path, LayerProfile)
+    if measured is None:
+        measured = measure_in_fresh_process(request)
+        if path is not None:
+            keep_profile(path, measured)
     estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}

@@ -114,6 +114,8 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         )
     attempts = read_steps(run)
     reports = read_process_reports(run)
+    last = attempts[-1] if attempts else []
+    by_clock, by_median = _throughputs_samples_per_s(last)
     by_step = {metrics.step: metrics for attempt in attempts for metrics in attempt}
     return TrainingRun(
         is_complete=result["is_complete"],
@@ -122,13 +124,11 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         num_repeated_steps=sum(len(attempt) for attempt in attempts) - len(by_step),
         trained_seconds=sum(attempt[-1].elapsed_s for attempt in attempts if attempt),
         repeated_seconds=sum(_repeated_seconds(a, later) for a, later in itertools.pairwise(attempts)),
-        throughput_samples_per_s=_clock_throughput_samples_per_s(attempts[-1] if attempts else []),
-        undisturbed_throughput_samples_per_s=_median_throughput_samples_per_s(
-            attempts[-1] if attempts else []
-        ),
+        throughput_samples_per_s=by_clock,
+        undisturbed_throughput_samples_per_s=by_median,
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
-        sweeps=_sweep_figures(reports, attempts[-1] if attempts else []),
+        sweeps=_sweep_figures(reports, last),
         sent_bytes_per_step=sum(report.sent_bytes_per_step for report in reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},
@@ -153,24 +153,21 @@ def _sweep_figures(reports: Sequence[ProcessReport], steps: Sequence[StepMetrics
     }
 
 
-def _clock_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
-    """Return the samples per second of an attempt after its warm-up; None where fewer than two steps are left."""
-    counted = _after_warmup(steps)
+def _throughputs_samples_per_s(steps: Sequence[StepMetrics]) -> tuple[float | None, float | None]:
+    """Return the samples per second after an attempt's warm-up: by the clock, and of the median step.
+
+    None where fewer than two steps are left.
+    """
+    counted = steps[int(len(steps) * _WARMUP_SHARE) :]
     if len(counted) < 2:
-        return None
+        return None, None
     seconds = counted[-1].elapsed_s - counted[0].elapsed_s
-    return sum(metrics.num_samples for metrics in counted[1:]) / seconds
-
-
-def _median_throughput_samples_per_s(steps: Sequence[StepMetrics]) -> float | None:
-    """Return the samples per second of the median step after the warm-up; None where fewer than two are left."""
-    counted = _after_warmup(steps)
-    if len(counted) < 2:
-        return None
-    return statistics.median(
+    by_clock = sum(metrics.num_samples for metrics in counted[1:]) / seconds
+    by_median = statistics.median(
         after.num_samples / (after.elapsed_s - before.elapsed_s)
         for before, after in itertools.pairwise(counted)
     )
+    return by_clock, by_median
 
 
 def _memory_bytes(run: RunDirectory, reports: Sequence[ProcessReport]) -> dict[int, tuple[int, int]]:
@@ -188,7 +185,3 @@ def _repeated_seconds(attempt: Sequence[StepMetrics], later: Sequence[StepMetric
         return 0.0
     kept = [metrics.elapsed_s for metrics in attempt if metrics.step < later[0].step]
     return attempt[-1].elapsed_s - max(kept, default=0.0)
-
-
-def _after_warmup(steps: Sequence[StepMetrics]) -> Sequence[StepMetrics]:
-    return steps[int(len(steps) * _WARMUP_SHARE) :]

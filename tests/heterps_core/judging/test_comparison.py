@@ -193,11 +193,6 @@ def test_what_cannot_be_compared_is_refused(labels, challenger, message):
         auc_difference(np.array(labels), np.array(challenger), np.zeros(4))
 
 
-def test_a_confidence_of_one_is_refused():
-    with pytest.raises(ConfigurationError, match=r"confidence must be in \(0, 1\), got 1.0"):
-        auc_difference(*made_up_scores(0, num_rows=50)).interval(confidence=1.0)
-
-
 def test_whole_weights_count_as_repeated_rows():
     labels, challenger, champion = made_up_scores(5, num_rows=90, has_ties=True)
     weights = np.random.default_rng(0).integers(0, 4, 90)

@@ -22,11 +22,10 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.profiling import layer_profiler, measuring_process
-from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profile_cache import ProfileCache, _profile_name, profile_model
+from heterps_core.profiling.profile_cache import _profile_name, keep_profile, profile_model
 from heterps_core.profiling.profiling_input import NUM_BATCHES, _zipf_ids, click_batches, with_fewer_rows
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
@@ -151,7 +150,7 @@ def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp
         hardware_fingerprint=this_machine().fingerprint(),
         software=software_versions(),
     )
-    ProfileCache(tmp_path, LayerProfile).keep(name, measured)
+    keep_profile(tmp_path / name, measured)
 
     found = profile_model(request_for_dataset, graph, ["cpu-c5", "local-cpu"], cache_directory=tmp_path)
 

@@ -9,7 +9,7 @@ from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import ProfileCache, _profile_name, profile_model
+from heterps_core.profiling.profile_cache import _profile_name, keep_profile, kept_profile, profile_model
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
@@ -28,31 +28,20 @@ def make_key(request=REQUEST, graph=GRAPH, machine=MACHINE, device_type="local-c
     )
 
 
-class Measurement:
-    """Gives a profile and counts how often it was asked."""
+def test_a_kept_profile_is_read_by_later_runs(tmp_path):
+    path = tmp_path / "profiles" / make_key()
 
-    def __init__(self):
-        self.count = 0
+    before = kept_profile(path, LayerProfile)
+    keep_profile(path, make_profile())
 
-    def __call__(self):
-        self.count += 1
-        return make_profile()
-
-
-def test_a_profile_is_measured_once_and_read_by_later_runs(tmp_path):
-    measure = Measurement()
-
-    first = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
-    second = ProfileCache(tmp_path / "profiles", LayerProfile).get_or_measure(make_key(), measure)
-
-    assert (first, second, measure.count) == (make_profile(), make_profile(), 1)
-    assert [path.suffix for path in (tmp_path / "profiles").iterdir()] == [".json"]
+    assert (before, kept_profile(path, LayerProfile)) == (None, make_profile())
+    assert [each.suffix for each in path.parent.iterdir()] == [".json"]
 
 
 def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_types(tmp_path):
     # A model of this name is nowhere: measuring it would fail.
-    key = make_key(machine=this_machine())
-    kept = ProfileCache(tmp_path, LayerProfile).get_or_measure(key, make_profile)
+    kept = make_profile()
+    keep_profile(tmp_path / make_key(machine=this_machine()), kept)
 
     found = profile_model(REQUEST, GRAPH, ["local-cpu", "gpu-t4", "gpu-t4"], cache_directory=tmp_path)
 
@@ -77,31 +66,29 @@ def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_t
     ],
 )
 def test_whatever_changes_the_speed_is_measured_anew(tmp_path, other):
-    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
-    cache.get_or_measure(make_key(), measure)
+    keep_profile(tmp_path / make_key(), make_profile())
 
-    cache.get_or_measure(other, measure)
-
-    assert measure.count == 2
+    assert kept_profile(tmp_path / make_key(), LayerProfile) is not None
+    assert kept_profile(tmp_path / other, LayerProfile) is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 0}', '{"schema_version": 1}', "\x00"])
 def test_a_file_that_cannot_be_used_is_reported_and_replaced(tmp_path, caplog, content):
-    cache, measure = ProfileCache(tmp_path, LayerProfile), Measurement()
-    (tmp_path / make_key()).write_text(content)
+    path = tmp_path / make_key()
+    path.write_text(content)
 
     with caplog.at_level(logging.WARNING):
-        cache.get_or_measure(make_key(), measure)
-    cache.get_or_measure(make_key(), measure)
+        assert kept_profile(path, LayerProfile) is None
+    keep_profile(path, make_profile())
 
-    assert measure.count == 1
+    assert kept_profile(path, LayerProfile) == make_profile()
     assert "counts as missing" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_run(tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
 
-    found = ProfileCache(tmp_path / "file", LayerProfile).get_or_measure(make_key(), Measurement())
+    keep_profile(tmp_path / "file" / make_key(), make_profile())
 
-    assert found == make_profile()
+    assert kept_profile(tmp_path / "file" / make_key(), LayerProfile) is None
     assert "is not kept" in caplog.text

@@ -10,9 +10,8 @@ from heterps_core.training.step_metrics import ProcessReport, StepMetrics, write
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.training.training_run import (
     SweepFigures,
-    _clock_throughput_samples_per_s,
-    _median_throughput_samples_per_s,
     _sweep_figures,
+    _throughputs_samples_per_s,
     read_training_run,
 )
 
@@ -28,14 +27,12 @@ def test_warm_up_steps_do_not_count_and_pauses_do():
     # Ten steps: the first is warm-up. From the end of step 2 at 5 s, eight steps end at 15 s: 7 of 1 s, one of 3 s.
     steps = make_steps([4.0, 5.0, 6.0, 7.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
 
-    assert _clock_throughput_samples_per_s(steps) == pytest.approx(800 / 10)
-    assert _median_throughput_samples_per_s(steps) == pytest.approx(100.0)
+    assert _throughputs_samples_per_s(steps) == pytest.approx((800 / 10, 100.0))
 
 
 @pytest.mark.parametrize("ends_s", [[], [1.0]])
 def test_too_few_steps_have_no_throughput(ends_s):
-    assert _clock_throughput_samples_per_s(make_steps(ends_s)) is None
-    assert _median_throughput_samples_per_s(make_steps(ends_s)) is None
+    assert _throughputs_samples_per_s(make_steps(ends_s)) == (None, None)
 
 
 def test_a_run_without_result_is_not_finished(tmp_path):
