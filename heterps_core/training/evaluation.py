@@ -7,7 +7,9 @@ one stands in the last checkpoint.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,11 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from heterps_core.data.batch import ClickBatch
 from heterps_core.judging.held_out import HeldOutJudgement, HeldOutScores, judge_held_out
 from heterps_core.training.job import StartModel
 from heterps_core.training.loop import TrainingLoop
+from heterps_core.training.replica_batches import BatchFeed
 from heterps_core.training.start_model import load_start_weights
 from heterps_core.transport.json_messages import gather_bytes
 
@@ -54,6 +58,26 @@ def judge_trained(loop: TrainingLoop, start: StartModel | None) -> dict[str, Hel
     }
 
 
+def predict_held_out(loop: TrainingLoop) -> Iterator[tuple[ClickBatch, npt.NDArray[np.float32]]]:
+    """Yield the held-out rows that this replica of the last stage predicts, some at a time, and their logits.
+
+    These are corrected for rows that are left out of training.
+    All workers must go through it at once; those of other stages yield nothing.
+    """
+    num_batches = -(-loop.dataset.num_eval_rows // loop.config.batch_size)
+    with loop.batches.swept(map(loop.batches.held_out_batch, range(num_batches)), writes=False) as source:
+        for _, microbatches in BatchFeed(lambda _: source.next_batch(), range(num_batches)):
+            logits = loop.runner.predict(microbatches)
+            source.finish_step()
+            if loop.runner.is_last:
+                logits += loop.dataset.manifest.schema.logit_shift
+                parts = [microbatch.batch for microbatch in microbatches]
+                firsts = accumulate((part.num_rows for part in parts), initial=0)
+                for part, first in zip(parts, firsts, strict=False):
+                    yield part, logits[first : first + part.num_rows].numpy()
+    source.close()
+
+
 def _gather(array: npt.NDArray[Any], *, group: dist.ProcessGroup | None) -> npt.NDArray[Any]:
     """Return the arrays [n] of a group's members one after the other."""
     if group is None:
@@ -65,7 +89,7 @@ def _gather(array: npt.NDArray[Any], *, group: dist.ProcessGroup | None) -> npt.
 def _scores(loop: TrainingLoop, *, num_labels: int) -> list[HeldOutScores]:
     """Return the model's scores of each of the first labels."""
     scores = [HeldOutScores(loop.dataset.num_eval_rows) for _ in range(num_labels)]
-    for batch, logits in loop.predict_held_out():
+    for batch, logits in predict_held_out(loop):
         weights = None if batch.weights is None else batch.weights.cpu().numpy()
         labels = np.atleast_2d(batch.labels.cpu().numpy().T)
         for of_label, some_labels, some_logits in zip(scores, labels, np.atleast_2d(logits.T), strict=False):

@@ -27,11 +27,11 @@ from heterps_core.compute_device import CPU, card_text, clock_of
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.replica_batches import BatchFeed
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 from tests.one_step import train_one_step

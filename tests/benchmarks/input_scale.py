@@ -44,9 +44,9 @@ from heterps_core.judging.held_out import judge_held_out
 from heterps_core.judging.quality import measure_quality
 from heterps_core.serving.exported_model import ClickPredictor
 from heterps_core.serving.held_out_predictions import held_out_scores
-from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.node.host_memory import peak_bytes
 from heterps_core.training.pipeline.stage_exchange import replica_slice
+from heterps_core.training.replica_batches import BatchFeed
 from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.heterps_core.serving.builders import write_logistic
 from tests.heterps_core.training.reference import plain_model

@@ -41,13 +41,13 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.batch_feed import BatchFeed
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.replica_batches import BatchFeed
 from heterps_core.training.storage.run_directory import RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
 from tests.one_step import train_one_step
@@ -260,7 +260,7 @@ def new_loop(dataset: PreparedDataset, run: RunDirectory, seed: int) -> Training
 def share_waiting(loop: TrainingLoop) -> float:
     """Train an epoch from the feed; return the share of the time in which there was no batch."""
     started_s = time.perf_counter()
-    feed = BatchFeed(loop.training_batch, cursors(loop))
+    feed = BatchFeed(loop.batches.training_batch, cursors(loop))
     for _, microbatches in feed:
         train(loop, microbatches)
     return feed.waited_s / (time.perf_counter() - started_s)
@@ -271,7 +271,7 @@ def share_reading(loop: TrainingLoop) -> float:
     started_s, reading_s = time.perf_counter(), 0.0
     for cursor in cursors(loop):
         before_s = time.perf_counter()
-        microbatches = loop.training_batch(cursor)
+        microbatches = loop.batches.training_batch(cursor)
         reading_s += time.perf_counter() - before_s
         train(loop, microbatches)
     return reading_s / (time.perf_counter() - started_s)

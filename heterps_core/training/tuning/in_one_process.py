@@ -55,7 +55,7 @@ def train_in_turns(
     cursor = TrainingCursor()
     while cursor.step < num_steps and not is_over():
         share = remaining_share(cursor.step, num_steps)
-        for losses in loop.runner.train_step(loop.training_batch(cursor)):
+        for losses in loop.runner.train_step(loop.batches.training_batch(cursor)):
             check_losses(losses, step=cursor.step + 1, config=config)
             loop.model.update_dense(config.dense_learning_rate * share)
         loop.model.update_rows(config.embedding_learning_rate * share)

@@ -24,6 +24,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.training import checkpoint_writer
 from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.evaluation import predict_held_out
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.memory_need import worker_memory
 from heterps_core.training.monitor import submit_job
@@ -70,7 +71,7 @@ def train_part(rank: int, run_folder: str, small_bytes: int) -> dict[int, float]
     run = RunDirectory(run_folder)
     job, loop = training_loop_of(rank, run)
     loop.train(begin(run, job, loop.model))
-    logits = [logits for _, logits in loop.predict_held_out()]
+    logits = [logits for _, logits in predict_held_out(loop)]
     if not logits:
         return {}
     return dict(zip(predicted_rows(loop), np.concatenate(logits).tolist(), strict=True))

@@ -26,7 +26,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.serving.held_out_predictions import held_out_rows, held_out_scores, predicted_parts
 from heterps_core.training.checkpoint import complete_checkpoints
-from heterps_core.training.evaluation import judge_trained
+from heterps_core.training.evaluation import judge_trained, predict_held_out
 from heterps_core.training.job import UPDATE_MODES, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
@@ -119,7 +119,7 @@ def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     cursor = begin(run, job, loop.model)
     buffers_at_start = buffers_of(loop.model.layers)
     loop.train(cursor)
-    logits = [logits for _, logits in loop.predict_held_out()]
+    logits = [logits for _, logits in predict_held_out(loop)]
     dropout = loop.model.layers.get("dropout")
     return {
         "first_step": cursor.step,

@@ -23,7 +23,7 @@ from heterps_core.judging.quality import measure_quality
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.serving.held_out_predictions import held_out_rows, predicted_parts
-from heterps_core.training.evaluation import judge_trained
+from heterps_core.training.evaluation import judge_trained, predict_held_out
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
@@ -76,7 +76,7 @@ def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     run = RunDirectory(run_folder)
     job, loop = training_loop_of(rank, run)
     loop.train(begin(run, job, loop.model))
-    logits = [logits for _, logits in loop.predict_held_out()]
+    logits = [logits for _, logits in predict_held_out(loop)]
     judgements = {name: found.to_json() for name, found in judge_trained(loop, None).items()}
     return (
         {"rows": predicted_rows(loop), "logits": np.concatenate(logits), "judgements": judgements}

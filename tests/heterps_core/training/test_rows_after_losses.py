@@ -17,11 +17,11 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor, complete_checkpoints
-from heterps_core.training.loop import spread
 from heterps_core.training.monitor import follow_training, publish_cluster
 from heterps_core.training.node.node_life import GENERATION_VARIABLE
 from heterps_core.training.outcome import Complete, MachinesLost
 from heterps_core.training.pipeline.stage_exchange import batch_slices
+from heterps_core.training.replica_batches import spread
 from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import write_signed_json

@@ -25,6 +25,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import export_model
 from heterps_core.training import checkpoint_writer
 from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoint
+from heterps_core.training.evaluation import predict_held_out
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
@@ -35,7 +36,6 @@ from heterps_core.training.storage.verified_files import read_signed_json
 from tests.heterps_core.training.node_processes import NUM_STEPS, make_job, train
 from tests.heterps_core.training.test_start_model import make_start
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
-from tests.tiers import weekly_after
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -73,7 +73,7 @@ def train_part(rank: int, run_folder: str) -> dict[str, Any]:
     loop.train(begin(run, job, loop.model))
     if loop.metrics is not None:
         loop.metrics.flush("stopped")
-    logits = [logits for _, logits in loop.predict_held_out()]
+    logits = [logits for _, logits in predict_held_out(loop)]
     rows = predicted_rows(loop) if logits else []
     return {
         "logits": dict(zip(rows, np.concatenate(logits).tolist(), strict=True)) if logits else {},
@@ -200,7 +200,8 @@ def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("stages", "memory_bytes"), weekly_after(1, [(PIPELINE, 240_000), (ALONE, MEMORY_BYTES)])
+    ("stages", "memory_bytes"),
+    [(PIPELINE, 240_000), pytest.param(ALONE, MEMORY_BYTES, marks=pytest.mark.weekly)],
 )
 def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_bytes, dataset, tmp_path):
     """With the whole rows that were written beside the first steps it is what the tables were."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.loop import TrainingLoop, spread
+from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node.worker_life import SignsOfLife
 from heterps_core.training.pipeline.stage_place import join_stage, world_group
+from heterps_core.training.replica_batches import spread
 from heterps_core.training.storage.run_directory import JOB, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json
 from heterps_core.training.worker import worker_loop

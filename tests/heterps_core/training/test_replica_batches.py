@@ -8,9 +8,9 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import DataError, TrainingError
 from heterps_core.judging.quality import WHERE_DIVERGED
-from heterps_core.training.batch_feed import BATCHES_AHEAD, BatchFeed
 from heterps_core.training.gradients.finite_gradients import check_losses
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.replica_batches import BATCHES_AHEAD, BatchFeed
 from tests.waiting import wait_for
 
 FEATURES = FeatureSpec(num_dense=1, slot_rows=(10, 4), slot_names=("user", "item"))

@@ -1,0 +1,185 @@
+"""The batches of one replica, read and cut into micro-batches on a thread while the step before runs."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate, islice, pairwise
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.dataset import PreparedDataset
+from heterps_core.embeddings.row_range import RowRange
+from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.models.row_dropout import keys_of_rows
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.swept_batches import SweptBatches
+
+BATCHES_AHEAD = 2
+"""One that waits and one that is read: a slow read is made up for while the next step runs."""
+
+Position = TypeVar("Position")
+Batch = TypeVar("Batch")
+
+
+class BatchFeed(Generic[Position, Batch]):
+    """Iterates over prepared batches; an error while preparing one is raised where its turn comes.
+
+    Args:
+        prepare: Makes the batch of a position; called on one other thread, in order.
+    """
+
+    def __init__(self, prepare: Callable[[Position], Batch], positions: Iterable[Position]) -> None:
+        self._prepare = prepare
+        self._positions = iter(positions)
+        self.waited_s = 0.0
+        """Time for which the training had nothing to do but wait for data."""
+
+    def __iter__(self) -> Generator[tuple[Position, Batch], None, None]:
+        """Yield each position with its batch."""
+        with ThreadPoolExecutor(1, thread_name_prefix="batches") as thread:
+            ahead: deque[tuple[Position, Future[Batch]]] = deque(
+                (position, thread.submit(self._prepare, position))
+                for position in islice(self._positions, BATCHES_AHEAD)
+            )
+            while ahead:
+                position, future = ahead.popleft()
+                started_s = time.perf_counter()
+                batch = future.result()
+                self.waited_s += time.perf_counter() - started_s
+                ahead.extend(
+                    (following, thread.submit(self._prepare, following))
+                    for following in islice(self._positions, 1)
+                )
+                yield position, batch
+
+
+def spread(
+    num_rows: int, num_microbatches: int, slices: Sequence[tuple[int, RowRange]]
+) -> npt.NDArray[np.int64]:
+    """Return the positions in a batch of the rows of a replica's slices, one after the other.
+
+    Micro-batch j of m takes positions j, j + m, j + 2 m, ..., so that the slices of a replica are neighbours in the
+    batch, whose positions stand for places in the files. A batch that m does not divide is cut as it lies.
+
+    Example:
+        >>> spread(8, 2, [(4, RowRange(2, 4)), (4, RowRange(6, 8))]).tolist()
+        [4, 6, 5, 7]
+    """
+    places = np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices])
+    if num_rows % num_microbatches:
+        return places
+    size = num_rows // num_microbatches
+    positions: npt.NDArray[np.int64] = places % size * num_microbatches + places // size
+    return positions
+
+
+class ReplicaBatches:
+    """Reads the rows of one replica, cut into micro-batches, and exchanges what they look up.
+
+    Args:
+        dataset: Has the rows.
+        config: Says how batches are cut.
+        model: The replica's part of the model.
+        runner: Runs it.
+    """
+
+    def __init__(
+        self, dataset: PreparedDataset, config: TrainingConfig, model: StageModel, runner: StageRunner
+    ) -> None:
+        self._dataset, self._config, self._model, self._runner = dataset, config, model, runner
+
+    def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
+        """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
+
+        All replicas of a stage must do so for the same batches in the same order.
+
+        Raises:
+            DataError: An id lies outside of its slot's table.
+        """
+        batch_size, num_microbatches = self._config.batch_size, self._config.num_microbatches
+        slices = self._runner.row_slices(batch_size, num_microbatches)
+        rows = self._dataset.batch_rows(
+            cursor.epoch,
+            cursor.batch_index,
+            batch_size=batch_size,
+            seed=self._config.seed,
+            positions=spread(batch_size, num_microbatches, slices),
+        )
+        keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
+        return self._microbatches(rows, slices, keys)
+
+    def held_out_batch(self, index: int) -> list[MicroBatch]:
+        """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
+        batch_size, num_microbatches = self._config.batch_size, self._config.num_microbatches
+        num_rows = min(batch_size, self._dataset.num_eval_rows - index * batch_size)
+        slices = self._runner.row_slices(num_rows, num_microbatches)
+        positions = spread(num_rows, num_microbatches, slices)
+        rows = self._dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
+        return self._microbatches(rows, slices)
+
+    def _microbatches(
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
+    ) -> list[MicroBatch]:
+        parts = self._batches(rows, slices)
+        keys_of_parts: Sequence[Tensor | None] = [None] * len(slices)
+        if keys is not None:
+            keys_of_parts = torch.split(keys, [mine.num_rows for _, mine in slices])
+        return [
+            MicroBatch(size, part, exchanges, own_keys)
+            for (size, _), part, exchanges, own_keys in zip(
+                slices, parts, self._exchanges(parts), keys_of_parts, strict=True
+            )
+        ]
+
+    def swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
+        """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
+        tables = list(self._model.swept_tables.values())
+        return SweptBatches(batches, tables, group=self._runner.place.ids_group, writes=writes)
+
+    def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
+        """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not.
+
+        What takes time beside the training is done here: rows of dynamic ids are found, and rows on disk listed.
+        """
+        exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
+        for layer in self._model.layers.values():
+            if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead:
+                for exchange, part in zip(exchanges, parts, strict=True):
+                    rows_BS = layer.row_numbers(part)
+                    asked = layer.table.exchange_row_numbers(rows_BS, group=self._runner.place.ids_group)
+                    exchange.append((layer.table, asked))
+        return exchanges
+
+    def _batches(
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]]
+    ) -> list[ClickBatch]:
+        """Read what this stage needs of this replica's rows, cut into micro-batches."""
+        if self._model.reads_batch:
+            batch = self._dataset.batch(rows)
+        elif self._runner.is_last:
+            batch = self._dataset.target_batch(rows)
+        else:
+            return [_NO_ROWS for _ in slices]
+        ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
+        return [batch.rows(first, stop).to(self._model.device) for first, stop in pairwise(ends)]
+
+
+_NO_ROWS = ClickBatch(
+    dense=torch.empty(0, 0, device=CPU),
+    ids=torch.empty(0, 0, dtype=torch.int64, device=CPU),
+    labels=torch.empty(0, device=CPU),
+)
+"""For stages that neither look rows up nor see labels."""
