@@ -1,4 +1,4 @@
-"""What can be rented: device types, of which plans count units, and instance types and offers, which cost money."""
+"""Hardware for rent: device types, whose units plans count, and instance types and offers, which cost money."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Market(StrEnum):
 
 
 class DeviceKind(StrEnum):
-    """What a device type's unit is: a processor core, or an accelerator card with its host."""
+    """Kind of a device type's unit: a processor core, or an accelerator card with its host."""
 
     CPU = "cpu"
     GPU = "gpu"
@@ -91,7 +91,7 @@ class Price:
     """When the price was true: an ISO 8601 date or time."""
 
     price_source: str
-    """Who published the price."""
+    """Publisher of the price."""
 
     @property
     def price(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class InstanceOffer(Price, JsonDocument):
 
     market: Market
     cloud: str = AWS
-    """Who rents it out, in lower case."""
+    """The provider, in lower case."""
 
     interruptions_per_hour: float = 0.0
     """How often such an instance is preempted: 0 on-demand, above 0 on spot."""
@@ -143,7 +143,7 @@ class InstanceOffer(Price, JsonDocument):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceType:
-    """What a layer is placed on, with the published figures of one unit.
+    """Hardware that a layer is placed on, with the published figures of one unit.
 
     One unit is what one replica occupies: a physical core of a CPU type, or a card with its host of a
     GPU type. Peaks are never reached; profiles calibrate them per kind of layer.
@@ -187,7 +187,7 @@ class DeviceType:
 
     @property
     def tensor_bandwidth_bytes_per_s(self) -> float:
-        """What tensors get of the network, in each of the two directions at once."""
+        """Network bandwidth for tensors, in each of the two directions at once."""
         return PAYLOAD_SHARE * self.network_bandwidth_bytes_per_s
 
     def in_market(self, market: Market) -> DeviceType:

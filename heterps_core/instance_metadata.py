@@ -1,4 +1,4 @@
-"""What a machine can ask about itself: EC2's instance metadata service, version 2, and its network interfaces.
+"""Facts that a machine reads about itself: EC2's instance metadata service, version 2, and its network interfaces.
 
 Each answer of the service needs a session token (AWS, EC2 user guide, "Use the Instance Metadata Service").
 """

@@ -27,7 +27,7 @@ _PLAIN = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JsonForm:
-    """What the JSON form of a class has beside its fields."""
+    """Properties of the JSON form of a class beside its fields."""
 
     what: str = "document"
     """For messages, like `way_out`: what to do with a document that cannot be read."""

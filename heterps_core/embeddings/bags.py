@@ -1,4 +1,4 @@
-"""Which of the rows that a sample looks up are summed into one vector.
+"""Bags: groups of the rows that a sample looks up, each summed into one vector.
 
 Shapes: B samples, K rows that each looks up, `NO_ID` where a bag has fewer than it may have, G bags, D width of a
 row.

@@ -1,4 +1,4 @@
-"""Which rows in the blocks of a file have changed since the last checkpoint, and whose turn a block is.
+"""Rows in the blocks of a file that changed since the last checkpoint, and the order of access to a block.
 
 A checkpoint takes the rows that are in memory at its step at once. Those on disk are read later, beside the training.
 Until then a block that has some is written once: a row of it that has come into memory meanwhile can leave no earlier

@@ -1,4 +1,4 @@
-"""Which rows of a block of a file come into memory and which leave it, for some windows: in C++, else by NumPy.
+"""Rows of a block of a file that enter or leave memory for some windows: in C++, else by NumPy.
 
 Both give the same. Rows ascend; they are relative to the first one of the block, those of windows to that of the
 shard. Each row in memory has a slot.
@@ -25,7 +25,7 @@ NOTHING: InMemory = (np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
 
 @dataclass(frozen=True, slots=True)
 class _BlockChange:
-    """What the windows of a visit make of a block."""
+    """Effect of the windows of a visit on a block."""
 
     staying: InMemory
     leaving: InMemory

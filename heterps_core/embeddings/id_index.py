@@ -1,4 +1,4 @@
-"""Which row of a table each dynamic id has: a hash table with a place for each row.
+"""The row of a table for each dynamic id: a hash table with a place for each row.
 
 The leading bits of an id's hash choose a bucket of its slot, of which an id may have any row but the first. That one
 is shared by the ids of the bucket that have none: they were not seen often enough, or the bucket is full. Inside a
@@ -45,7 +45,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class IdLayout:
-    """Which rows of a table are for the ids of each slot, in the order of slots."""
+    """Rows of a table that belong to the ids of each slot, in the order of slots."""
 
     hash_bits: int
     min_sightings: int

@@ -55,7 +55,7 @@ class RowOptimizer(ABC):
     """The rule of `RowKernels.update` that does the same; None for an optimizer that is written in torch alone."""
 
     KERNEL_CONSTANTS: ClassVar[tuple[float, ...]] = ()
-    """What that rule takes beside the learning rate; it takes the state's tensors in their order."""
+    """Further arguments of that rule after the learning rate; it takes the state's tensors in their order."""
 
     ELEMENT_STATE: ClassVar[tuple[str, ...]] = ()
     """Float32 tensors [rows, D] of the state, which come first."""

@@ -1,4 +1,4 @@
-"""Which replica owns which rows of a table.
+"""Shards: the rows of a table that each replica owns.
 
 Shards are contiguous and in the global order of rows, cut as `torch.chunk` and DTensor's `Shard(0)` cut a
 tensor, so that a checkpoint does not depend on how many replicas wrote it. No torch here.

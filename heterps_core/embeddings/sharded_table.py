@@ -33,7 +33,7 @@ from heterps_core.transport.shared_memory import use_huge_pages
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Who asks whom for which rows in one look-up; gradients follow the same way."""
+    """Rows that replicas request from one another in one look-up; gradients go the opposite way."""
 
     inverse_BS: Tensor
     """Position in the distinct rows of each looked-up row."""

@@ -39,7 +39,7 @@ PARTS_OF_MEMORY = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepCounts:
-    """What sweeps of a worker's tables have done in training."""
+    """Counts of the sweeps of a worker's tables in training."""
 
     rows_asked: int = 0
     """Distinct rows of each batch, summed over batches."""
@@ -58,7 +58,7 @@ class SweepCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardSize:
-    """What decides how much memory a table shard gets."""
+    """Sizes of a table shard that decide its share of the memory."""
 
     num_rows: int
     width: int

@@ -113,7 +113,7 @@ class HeldOutScores:
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """Those to be judged [n], in the order in which they came."""
+        """Rows to be judged [n], in the order in which they came."""
         self._parts = [np.concatenate(self._parts)]
         return self._parts[0]
 

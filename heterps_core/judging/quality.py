@@ -25,7 +25,7 @@ WHERE_DIVERGED = (
     "large (count_columns of the schema enter as logarithms), choose a larger batch_size, or begin with "
     "start_from=scratch"
 )
-"""What a user can do about it."""
+"""Advice to the user."""
 
 FloatArray = npt.NDArray[np.floating[Any]]
 

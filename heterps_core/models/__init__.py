@@ -28,7 +28,7 @@ CTR_MODELS: dict[str, str] = {
 """Click models: everything in the line works with them."""
 
 PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
-"""Those of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
+"""Models of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 
 Setting: TypeAlias = bool | int | float | Sequence[int]
 """Setting of a model: a number, or widths of layers, whose names end with "widths"."""

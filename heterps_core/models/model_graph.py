@@ -17,7 +17,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 
 
 class LayerKind(StrEnum):
-    """What a layer mostly does; estimates are calibrated per kind."""
+    """Main work of a layer; estimates are calibrated per kind."""
 
     EMBEDDING = "embedding"
     FULLY_CONNECTED = "fully_connected"

@@ -148,7 +148,7 @@ def _dense_layer(
 
 
 class _Work(NamedTuple):
-    """What one sample asks of a module in training; `output_shape` is that of a sample."""
+    """Work of a module for one sample in training; `output_shape` is that of a sample."""
 
     output_shape: tuple[int, ...]
     forward_flops: float

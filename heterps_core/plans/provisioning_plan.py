@@ -1,4 +1,4 @@
-"""Which instances are bought for each stage: the noun between a scheduling plan and a cluster.
+"""The instances bought for each stage: the noun between a scheduling plan and a cluster.
 
 A scheduling plan counts units, an invoice counts whole instances. This plan keeps both numbers, so that
 what rounding up to whole instances costs is seen and not guessed.
@@ -131,7 +131,7 @@ class ProvisioningPlan(JsonDocument):
     """Units needed times price per unit: what the planner counted with."""
 
     rendezvous_usd_per_hour: float = 0.0
-    """What it adds that the machine of the rendezvous store is bought on-demand in a plan that is all on spot."""
+    """Extra price of the rendezvous store's machine, which is bought on-demand in a plan that is all on spot."""
 
     table_disk: TableDisk | None = None
     """The disk of every instance; None where all rows are in memory."""
@@ -165,7 +165,7 @@ class ProvisioningPlan(JsonDocument):
 
     @property
     def rounding_usd_per_hour(self) -> float:
-        """What whole instances cost beyond the units that the plan counted with."""
+        """Price of whole instances beyond that of the planned units."""
         return self.price_usd_per_hour - self.planned_price_usd_per_hour - self.rendezvous_usd_per_hour
 
     @property

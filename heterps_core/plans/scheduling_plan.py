@@ -1,4 +1,4 @@
-"""Which layers run on which device type, with how many replicas: the noun that searches produce."""
+"""Layers on device types, with their replicas: the noun that searches produce."""
 
 from __future__ import annotations
 

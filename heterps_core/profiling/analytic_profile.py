@@ -45,7 +45,7 @@ _ADAM_PASSES = 7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a phase of a layer asks of a device."""
+    """Work of a phase of a layer on a device."""
 
     flops: float
     num_bytes: float

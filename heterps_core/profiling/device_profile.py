@@ -25,7 +25,7 @@ FOLDER = "rented"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceProfile(JsonDocument):
-    """What one machine measured."""
+    """Profile that one machine measured."""
 
     json_form = JsonForm(
         what="a device's profile",

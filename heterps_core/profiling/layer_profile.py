@@ -1,4 +1,4 @@
-"""What the layers of a model cost on one unit of a device type, at two batch sizes. No torch here.
+"""Times of a model's layers on one unit of a device type, at two batch sizes. No torch here.
 
 How well a stage scales over replicas follows from the two: each of two replicas works on half of a batch.
 """
@@ -107,7 +107,7 @@ class LayerProfile(JsonDocument):
     graph_fingerprint: str
     device_type: str
     hardware: str
-    """What was measured; for an estimate, what it was calibrated on."""
+    """The measured machine; for an estimate, the machine that it was calibrated on."""
 
     hardware_fingerprint: str
     software: Mapping[str, str]
@@ -115,7 +115,7 @@ class LayerProfile(JsonDocument):
     """B_o."""
 
     half_batch_size: int
-    """What each of two replicas would get."""
+    """Rows that each of two replicas would get."""
 
     num_threads: int
     ids_source: str
@@ -141,7 +141,7 @@ class LayerProfile(JsonDocument):
     """ISO 8601; empty for an imported profile, whose file does not say."""
 
     general_layers: tuple[str, ...] = ()
-    """Those that train on autograd's general path; the times of others are of layers that the trainer runs fused."""
+    """Layers that train on autograd's general path; the trainer runs the others fused."""
 
     @property
     def general_share(self) -> float:

@@ -35,7 +35,7 @@ KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileRequest(JsonDocument):
-    """What to measure."""
+    """A measurement to make."""
 
     model: str
     """Registry name or import path of the model."""

@@ -1,4 +1,4 @@
-"""What the layers read while they are timed: click batches from a data set, or drawn ones.
+"""Input of the layers while they are timed: click batches from a data set, or drawn ones.
 
 Shapes: B = rows of a batch, S = slots.
 """

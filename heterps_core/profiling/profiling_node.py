@@ -1,4 +1,4 @@
-"""What runs on a node that is rented to be measured, and how the flow's host follows it.
+"""The program of a node that is rented to be measured, and how the flow's host follows it.
 
 In the run directory the node reads profile_job.json, a `ProfileRequest`, and writes profiles/<node id>.json.
 """
@@ -96,7 +96,7 @@ def _measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> D
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfilingResults:
-    """What came of each node."""
+    """Profiles and problems by node."""
 
     measured: Mapping[str, DeviceProfile]
     problems: Mapping[str, str]

@@ -70,7 +70,7 @@ class TrainingCursor(JsonDocument):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Checkpoint:
-    """What the manifest of a checkpoint says."""
+    """Content of a checkpoint's manifest."""
 
     cursor: TrainingCursor
     """The batch that comes next."""

@@ -76,7 +76,7 @@ class _AbandonedError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """What a worker has written of a checkpoint."""
+    """One worker's part of a checkpoint."""
 
     layers: Mapping[str, TensorManifest]
     """By folder: with all that stands in folders of before and is needed still."""

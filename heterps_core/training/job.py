@@ -1,4 +1,4 @@
-"""What a cluster is asked to train: written once as `job.json`, read by every node and worker."""
+"""The training job of a cluster: written once as `job.json`, read by every node and worker."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ EMBEDDING_OPTIMIZERS = ("rowwise-adagrad", "rowwise-adam", "sgd")
 """Names of those in `embeddings/row_optimizers.py`."""
 
 CHAMPION, SCRATCH = "champion", "scratch"
-"""What a day begins with: the champion's weights, or new ones."""
+"""Weights that a day begins with: the champion's, or new ones."""
 
 TELL, TRAIN = "tell", "train"
-"""What is done with rows that come for a day that was trained on before."""
+"""Ways to treat rows that arrive late, for a day that was trained before."""
 
 STOP = "stop"
 """Beside `TELL`: what is done where a day looks otherwise than the one before."""
@@ -206,7 +206,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerState(JsonDocument):
-    """What optimizers had accumulated when a model was exported: a file of its own beside the weights."""
+    """State of the optimizers when a model was exported: a file of its own beside the weights."""
 
     sha256: str
     dense_optimizer: str

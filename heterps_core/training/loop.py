@@ -54,7 +54,7 @@ def _noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoop:
-    """What one worker trains with."""
+    """The parts with which one worker trains."""
 
     runner: StageRunner
     model: StageModel

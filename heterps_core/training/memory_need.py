@@ -26,7 +26,7 @@ and copies; measured with row groups of 0.5 and 1 million rows on 2 cores, 2026-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerMemory:
-    """What one worker needs of its host's memory."""
+    """Host memory that one worker needs."""
 
     process_bytes: int
     """Python, torch, Arrow and what they import."""

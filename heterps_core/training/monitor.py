@@ -115,14 +115,14 @@ def follow_training(
     waiting = {node.node_id: node for node in cluster.nodes}
     ends: dict[str, Mapping[str, Any]] = {}
     silences: dict[str, MachinesLost] = {}
-    told_at_s = time.monotonic()
+    reported_at_s = time.monotonic()
     while waiting:
         stamps = run.stamps("nodes")
         for node_id, node in sorted(waiting.items()):
             key = exit_key(node_id, cluster.generation)
             if key in stamps:
                 ends[node_id] = run.require_json(key)
-                told_at_s = time.monotonic()
+                reported_at_s = time.monotonic()
                 del waiting[node_id]
                 continue
             beat = stamps.get(node_key(node_id, HEARTBEAT))
@@ -139,19 +139,19 @@ def follow_training(
         if is_failing or silences:
             if run.is_trained():
                 break
-            since_told_s = time.monotonic() - told_at_s
+            since_report_s = time.monotonic() - reported_at_s
             failures = read_failures(run, attempt=cluster.generation)
             missed = {cluster.node_of(*failure.lost[1:]).node_id for failure in failures if failure.lost}
             is_missed = len(waiting) == 1 or set(waiting) <= missed
             # Who gave no first sign may still boot.
             had_begun = any(silence.signature is None for silence in silences.values())
-            # Behind a worker's own error those on other nodes, which may still be starting, are only late.
+            # After a worker's own error the workers of other nodes, which may still be starting, are only late.
             are_losses = all(failure.is_loss for failure in failures)
             if (
                 any(failure.is_mistake for failure in failures)
                 or set(waiting) <= set(silences)
                 or (had_begun and read_progress(run) == before)
-                or (is_failing and since_told_s >= _REPORT_LIMIT_S and (is_missed or not are_losses))
+                or (is_failing and since_report_s >= _REPORT_LIMIT_S and (is_missed or not are_losses))
             ):
                 lost = set(waiting) if failures and are_losses else set(waiting) & set(silences)
                 return _failure(run, cluster, ends, silences, lost=tuple(sorted(lost)))

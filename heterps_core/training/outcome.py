@@ -28,7 +28,7 @@ class MachinesLost:
     """Machines, or workers on them, ended or will end before the training has: others may go on from a checkpoint."""
 
     message: str
-    """What happened, in a sentence."""
+    """The event, in a sentence."""
 
     node_ids: tuple[str, ...] = ()
     """Machines that are lost; empty where all are there and only workers failed."""
@@ -37,7 +37,7 @@ class MachinesLost:
     """The cloud gave notice, and a checkpoint of the last step is written."""
 
     signature: str | None = None
-    """What would be the same if the same error came once more; None for what is left to chance."""
+    """Text that is equal for equal errors; None for events of chance."""
 
 
 @dataclass(frozen=True, slots=True)

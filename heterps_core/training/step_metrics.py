@@ -1,4 +1,4 @@
-"""What a run tells about itself while it trains, and each of its processes at its good end, through files."""
+"""Files in which a run reports its steps while it trains, and each process its usage at its good end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a stop was asked for: all workers agree on it at the same step, at most two seconds later.
+"""Requests to stop: all workers agree on one at the same step, at most two seconds later.
 
 The first worker looks for the mark in the run directory on a thread, so that no step waits for a store. At an agreed
 step it tells the others what it found. The same message names the step of the next question, which the first worker

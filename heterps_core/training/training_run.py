@@ -1,4 +1,4 @@
-"""What came out of a training run: throughput as measured, the loss over time, quality on held-out rows."""
+"""Record of a training run: measured throughput, the loss over time, quality on held-out rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WARMUP_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepFigures:
-    """What the tables of a stage that are larger than memory take of its disks."""
+    """Disk traffic of a stage's tables that are larger than memory."""
 
     hit_share: float
     """Share of the distinct rows that the batches looked up, in [0, 1], that were in memory already."""
@@ -79,7 +79,7 @@ class TrainingRun:
     """Activations, their gradients, and rows of tables with theirs, that all workers sent one another."""
 
     storage: StorageUsage
-    """What all processes but this one asked of the bucket."""
+    """Requests of all other processes to the bucket."""
 
     judgements: Mapping[str, HeldOutJudgement]
     """Judgements of the trained model on the held-out rows by each label, by the first beside the model that it

@@ -1,4 +1,4 @@
-"""Which process is which replica of which stage.
+"""The process of each replica of each stage.
 
 Every worker says which node and slot it runs in and by which documents it works, and the layout maps (stage, replica)
 to the rank that its node gave it. The description of nodes decides who is who.
@@ -44,7 +44,7 @@ class RankLayout:
 
 
 class WorkerPlace(NamedTuple):
-    """What a worker says of itself before it knows the others."""
+    """A worker's place, as it tells the others at the start."""
 
     node_id: str
     slot: int

@@ -103,7 +103,7 @@ class _RendezvousStore(Store):
 
 
 class _Entries:
-    """What members have written; values are hexadecimal digits."""
+    """Entries of the members; values are hexadecimal digits."""
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}

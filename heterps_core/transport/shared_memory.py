@@ -1,4 +1,4 @@
-"""What workers of one machine share: memory files without a name, large pages, and sockets that hand files over.
+"""Memory files without a name, large pages, and sockets that hand files over, for workers of one machine.
 
 The system takes the memory back with the last process that holds it. Shapes: R rows, C columns of any tensor.
 """

@@ -1,6 +1,6 @@
-"""What the replicas of a stage on one machine have in place of messages: memory that all of them see.
+"""Memory that all replicas of a stage on one machine see, in place of messages.
 
-Tensors lie in memory files without a name, which the system preempts with the last process that holds them. Short
+Tensors lie in memory files without a name, which the system frees with the last process that holds them. Short
 messages over sockets say when something may be read; a socket also tells at once when its other end is gone.
 Two loopback copies of a batch's rows and gradients cost a sixth of a step of CTR-DNN; here they are read in place.
 

@@ -1,4 +1,4 @@
-"""What several click models are made of.
+"""Layers that several click models share.
 
 Shapes: B rows, F fields (slots), D values of a vector, W columns, L labels.
 """

@@ -1,4 +1,4 @@
-"""What replicas of a stage make equal: the sum of dense gradients and losses, once a step, and buffers."""
+"""Values that replicas of a stage keep equal: the sum of dense gradients and losses, once a step, and buffers."""
 
 from __future__ import annotations
 

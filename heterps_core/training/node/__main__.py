@@ -1,4 +1,4 @@
-"""What a rented machine or a local process is started with: `python -m heterps_core.training.node`."""
+"""The program of a rented machine or a local process: `python -m heterps_core.training.node`."""
 
 import sys
 

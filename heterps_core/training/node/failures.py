@@ -1,4 +1,4 @@
-"""What a worker died of, written where the flow's host can read it, and which death came first."""
+"""Worker failures, written where the flow's host can read them, and their root cause."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WorkerFailure:
     error_type: str
     message: str
     exit_status: int
-    """What the command line should exit with."""
+    """Exit status for the command line."""
 
     is_cause: bool
     """The worker's own error, rather than the loss of a neighbour that died before."""
@@ -54,7 +54,7 @@ class WorkerFailure:
 
     @property
     def signature(self) -> str | None:
-        """What would be the same if the same error came once more; None where another worker is to blame."""
+        """Text that is equal for equal errors; None where another worker is to blame."""
         if self.is_loss:
             return None
         first_line = self.message.partition("\n")[0]

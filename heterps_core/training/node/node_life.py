@@ -1,4 +1,4 @@
-"""What every program on a node does beside its work: finds out who it is, gives signs of life, says how it ended.
+"""Duties of every program on a node beside its work: it finds its name, gives signs of life, and reports its end.
 
 A spot instance gets a notice two minutes before it ends: time enough to ask all workers for a checkpoint and an end;
 else the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and
@@ -89,7 +89,7 @@ def wait_for_cluster(run: RunDirectory) -> Cluster:
     )
 
 
-def read_cluster(run: RunDirectory, *, behind_generation: int = 0) -> Cluster | None:
+def read_cluster(run: RunDirectory, *, after_generation: int = 0) -> Cluster | None:
     """Return the newest cluster; None where its generation does not follow another one.
 
     Raises:
@@ -97,7 +97,7 @@ def read_cluster(run: RunDirectory, *, behind_generation: int = 0) -> Cluster | 
     """
     document = find_signed_json(run, CLUSTER)
     cluster = None if document is None else Cluster.from_json(document)
-    return cluster if cluster is not None and cluster.generation > behind_generation else None
+    return cluster if cluster is not None and cluster.generation > after_generation else None
 
 
 class Place(NamedTuple):

@@ -1,4 +1,4 @@
-"""What runs on a node for as long as it trains: waits for its neighbours' names, starts workers, tells how they end.
+"""The program of a training node: it waits for its neighbours' names, starts workers, and reports how they end.
 
 Started by the bootstrap script of every provider (`python -m heterps_core.training.node`); how it learns its name and
 shows that it lives is in `node_life.py`. Where its workers end before the training does, because they failed or those
@@ -116,7 +116,7 @@ class _Successor:
         if not self._next_look_s <= now_s < self._until_s:
             return False
         self._next_look_s = now_s + BUCKET_CLUSTER_POLL_S
-        return read_cluster(self._run, behind_generation=self._generation) is not None
+        return read_cluster(self._run, after_generation=self._generation) is not None
 
 
 def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Event) -> Place | None:
@@ -126,7 +126,7 @@ def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Eve
     further generation ends its machines, and a dead one no longer renews their leases.
     """
     while not is_ending.wait(NEXT_CLUSTER_POLL_S):
-        cluster = read_cluster(run, behind_generation=generation)
+        cluster = read_cluster(run, after_generation=generation)
         if cluster is None:
             continue
         place = own_place(cluster)

@@ -1,4 +1,4 @@
-"""Whether the workers of a node live: each gives signs of life in memory that its node sees, and the node looks.
+"""Signs of life of a node's workers: each writes them to memory that its node reads.
 
 Who stands still or is killed leaves no last words, and its neighbours learn no more than that an answer is missing.
 Its node writes last words for it: a worker that stands still is named and ended within the limit that holds between
@@ -46,7 +46,7 @@ _NOTED_SILENCE_S = 4 * _BEAT_INTERVAL_S
 
 
 class _State(IntEnum):
-    """What a worker says of itself."""
+    """State of a worker."""
 
     ABSENT = 0
     WORKING = 1
@@ -55,7 +55,7 @@ class _State(IntEnum):
 
 
 class _Sign(NamedTuple):
-    """What a worker tells of itself."""
+    """A sign of life."""
 
     beat: int
     """Another at each sign of life."""
@@ -110,11 +110,11 @@ class SignsOfLife:
         threading.Thread(target=self._beat, name="signs-of-life", daemon=True).start()
 
     def finish_step(self, step: int) -> None:
-        """Tell the last finished step."""
+        """Report the last finished step."""
         self._give(step=step)
 
     def has_spoken(self) -> None:
-        """Tell that nothing is to be said for this worker; before it ends."""
+        """Report that the node need not write last words for this worker; called before it ends."""
         self._give(state=_State.HAS_SPOKEN)
 
     def fail(self, run: RunDirectory, error: BaseException) -> int:
@@ -172,7 +172,7 @@ def start_signs() -> SignsOfLife:
 
 @dataclass
 class _Seen:
-    """What a node has seen of a worker."""
+    """A worker as its node last saw it."""
 
     sign: _Sign
     num_looks_unchanged: int = 0

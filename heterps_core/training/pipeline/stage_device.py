@@ -1,4 +1,4 @@
-"""Which device a worker computes on, and how the replicas of a stage on CUDA devices sum what lies there.
+"""The device of a worker, and the sums of a stage's replicas on CUDA devices.
 
 A stage that is planned for a GPU type runs on CUDA; messages between stages, row indices and checkpoints go through
 the host and gloo all the same, so a plan may mix devices as it likes.

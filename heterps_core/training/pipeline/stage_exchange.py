@@ -1,4 +1,4 @@
-"""Who sends which rows of a micro-batch to whom, between stages with different numbers of replicas.
+"""Routes of a micro-batch's rows between stages with different numbers of replicas.
 
 Each stage cuts a micro-batch into contiguous slices, one per replica. Where the slices of two neighbouring stages
 overlap, the overlap is one message. Sender and receiver compute the same list, so nothing is negotiated.

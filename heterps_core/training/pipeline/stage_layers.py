@@ -222,7 +222,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None, None, None]:
         input_BI, weight_OI, output_BO = ctx.saved_tensors
         (gradient_BO,) = gradients
-        gradient_BO = _behind_activation(ctx.activation, gradient_BO, output_BO)
+        gradient_BO = _gradient_before_activation(ctx.activation, gradient_BO, output_BO)
         ctx.weight_gradients.add(ctx.linear, gradient_BO=gradient_BO, input_BI=input_BI)
         input_gradient = None
         if ctx.needs_input_grad[0]:
@@ -230,7 +230,7 @@ class _Linear(torch.autograd.Function):
         return input_gradient, None, None, None, None, None, None
 
 
-def _behind_activation(activation: str, gradient_BO: Tensor, saved_BO: Tensor | None) -> Tensor:
+def _gradient_before_activation(activation: str, gradient_BO: Tensor, saved_BO: Tensor | None) -> Tensor:
     """Return the gradient of what enters an activation function, which leaves `saved_BO`; of GELU what enters it."""
     aten = torch.ops.aten
     if activation == "relu":

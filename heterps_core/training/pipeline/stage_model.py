@@ -49,12 +49,12 @@ class StageModel:
 
     @property
     def swept_tables(self) -> dict[str, SweptTable]:
-        """Those tables that are larger than the memory for them."""
+        """Tables that are larger than the memory for them."""
         return {name: table for name, table in self.tables.items() if isinstance(table, SweptTable)}
 
     @property
     def sweep_counts(self) -> SweepCounts:
-        """What sweeps of all tables have done in training."""
+        """Counts of the sweeps of all tables in training."""
         return sum((table.counts for table in self.swept_tables.values()), SweepCounts())
 
     @property

@@ -315,7 +315,7 @@ class StageRunner:
 
     @property
     def sent_bytes(self) -> int:
-        """What this replica has sent to other stages."""
+        """Bytes that this replica has sent to other stages."""
         return sum(boundary.sent_bytes for boundary in self._boundaries)
 
     @property

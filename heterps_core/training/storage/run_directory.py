@@ -91,7 +91,7 @@ class RunDirectory:
         self.secret = secret
         self._counting = threading.Lock()
         self.usage = StorageUsage()
-        """What this process asked of a bucket; a local folder costs nothing."""
+        """Requests of this process to a bucket; a local folder costs nothing."""
         try:
             if "://" in location:
                 self._files, self._root = fs.FileSystem.from_uri(_with_small_writes(location))

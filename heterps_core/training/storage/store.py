@@ -1,4 +1,4 @@
-"""What a run asks of its store, in the two classes that object stores charge for, and what its URI must not hold."""
+"""Requests of a run to its store, in the two classes that object stores charge for, and the check of its URI."""
 
 from __future__ import annotations
 

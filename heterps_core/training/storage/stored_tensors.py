@@ -74,7 +74,7 @@ class StoredRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorManifest(JsonDocument):
-    """Which tensors stand where in the files of one folder."""
+    """Places of tensors in the files of one folder."""
 
     files: tuple[HashedFile, ...] = ()
     rows: tuple[StoredRows, ...] = ()
@@ -111,7 +111,7 @@ class TensorRows:
     """Rows of a tensor in memory."""
 
     tensor: Tensor
-    """Those rows alone, contiguous and on the host."""
+    """These rows alone, contiguous and on the host."""
 
     rows: RowRange
     """From the first to the last."""
@@ -120,7 +120,7 @@ class TensorRows:
     """Sizes of the whole tensor."""
 
     numbers_U: Tensor | None = None
-    """Which rows these are, int64 and ascending; None where they are consecutive."""
+    """Numbers of these rows, int64 and ascending; None where they are consecutive."""
 
     @classmethod
     def whole(cls, tensor: Tensor) -> TensorRows:

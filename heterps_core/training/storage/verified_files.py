@@ -24,7 +24,7 @@ from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
 
 BLOCK_BYTES = 65_536
-"""What is read besides a range is less than one at either end; their hashes are 0.05 % of the bytes."""
+"""A read extends a range by less than one block at either end; hashes of blocks are 0.05 % of the bytes."""
 
 HASHES_SUFFIX = ".sha256"
 

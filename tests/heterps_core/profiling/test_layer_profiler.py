@@ -173,7 +173,7 @@ def test_a_measurement_that_the_kernel_kills_is_reported_from_another_death(
     (tmp_path / "ends_by_kill.py").write_text("import os; os.kill(os.getpid(), 9)")
     monkeypatch.syspath_prepend(tmp_path)
     counts = iter(num_kills)
-    monkeypatch.setattr(host_memory, "num_memory_kills", lambda: next(counts))
+    monkeypatch.setattr(host_memory, "_num_memory_kills", lambda: next(counts))
 
     with pytest.raises(OutOfMemoryError if is_memory else HeterpsError) as failure:
         measuring_process._measured("ends_by_kill", SMALL, SMALL)
