@@ -17,8 +17,8 @@ NUM_BUCKETS = (4, 1, 16)
 @pytest.fixture(params=["kernel", "numpy"], autouse=True)
 def _way(request, monkeypatch):
     if request.param == "numpy":
-        monkeypatch.setattr(id_index, "_kernels", lambda: None)
-    elif id_index._kernels() is None:
+        monkeypatch.setattr(id_index, "compiled_functions", lambda declare: None)
+    elif id_index.compiled_functions(id_index._declare) is None:
         pytest.skip("no C++ compiler here")
 
 
