@@ -63,11 +63,12 @@ def port():
 
 
 @pytest.fixture
-def early(holders, port):
+def early(request, holders, port):
     """Return the holder of generation 1, and what a worker of generation 2 finds that has met its store."""
+    limit = timedelta(seconds=getattr(request, "param", 60))
     before = holders(port, 1)
     with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(meet, port, 2, limit=timedelta(seconds=4))
+        found = thread.submit(meet, port, 2, limit=limit)
         with pytest.raises(TimeoutError):
             found.result(1.0)
         yield before, found
@@ -87,6 +88,7 @@ def test_who_is_earlier_than_the_store_leaves_that_of_the_generation_before(earl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("early", [4], indirect=True)
 def test_where_no_store_follows_that_of_the_generation_before_the_worker_ends(early):
     before, found = early
     before.kill()
