@@ -60,7 +60,7 @@ def profile_devices(asked: ProfileParameters) -> str:
     run_id = new_run_id(current_flow_run.id, now=utc_now())
     check_no_other_fleet(workspace, run_id)
     # By this folder a hook finds the run of a flow run, also where its nodes meet elsewhere.
-    workspace.run_directory(run_id).mkdir(parents=True)
+    workspace.run_folder(run_id).mkdir(parents=True)
     log_step("run", run_id)
     tracked = open_run(
         workspace,

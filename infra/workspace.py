@@ -203,7 +203,7 @@ class Workspace:
             )
         return kept
 
-    def run_directory(self, run_id: str) -> Path:
+    def run_folder(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.
 
         Raises:
@@ -221,12 +221,12 @@ class Workspace:
             ConfigurationError: The id is no plain name.
             OSError: The workspace cannot be written.
         """
-        path = self.keys_directory / self.run_directory(run_id).name
+        path = self.keys_directory / self.run_folder(run_id).name
         return _kept_secret(path, secrets.token_bytes(RUN_KEY_BYTES))
 
     def forget_run_key(self, run_id: str) -> None:
         """Delete the key of a run that cannot be resumed any more; a missing one is no error."""
-        (self.keys_directory / self.run_directory(run_id).name).unlink(missing_ok=True)
+        (self.keys_directory / self.run_folder(run_id).name).unlink(missing_ok=True)
 
     @property
     def tracking_uri(self) -> str:

@@ -63,7 +63,7 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
     """Return the settings of the nodes of a run; puts the code of rented ones into the run directory."""
     rented_from = get_provider(provider)
     return Bootstrap(
-        run_directory=run_directory.location,
+        run_location=run_directory.location,
         data_folders=() if rented_from.runs_here else data_folders(run_directory),
         python=rented_from.node_python,
         run_key=run_directory.secret,
@@ -246,7 +246,7 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
 
 def local_folder(workspace: Workspace, run_id: str) -> RunDirectory:
     """Return a run's folder on this machine, wherever its nodes write."""
-    return RunDirectory(str(workspace.run_directory(run_id)))
+    return RunDirectory(str(workspace.run_folder(run_id)))
 
 
 def nodes_folder(workspace: Workspace, run_id: str) -> RunDirectory:
@@ -278,7 +278,7 @@ def cost_metrics(workspace: Workspace, run_id: str) -> dict[str, float | None]:
     provider = providers_of_run(workspace).get(run_id)
     if provider is not None:
         usd = sum(bill.total_usd for bill in bills_of_run(workspace, provider, run_id))
-    elif workspace.run_directory(run_id).exists():
+    elif workspace.run_folder(run_id).exists():
         usd = 0.0
     else:
         return {}

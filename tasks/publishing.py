@@ -40,7 +40,7 @@ def publish_report(
     """
     nights = [night for night in readable_past(workspace, most=_MOST_NIGHTS) if night.run_id != report.run_id]
     links = _links(workspace, report, nights)
-    folder = workspace.run_directory(report.run_id).absolute()
+    folder = workspace.run_folder(report.run_id).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     shown = [*links, ("Its page", (folder / PAGE_FILE).as_uri())]
     text = report_text(report, decision, [link for link in shown if len(link[1]) <= _MOST_OF_ADDRESS])
@@ -74,4 +74,4 @@ def _links(workspace: Workspace, report: PlanReport, nights: Sequence[PastRun]) 
         links.append((f"The last {len(nights) + 1} nights compared in MLflow", address))
     if services and flow_run.id:
         links.append(("This run in Prefect", f"{services.prefect_url}/{PREFECT_FLOW_RUN}/{flow_run.id}"))
-    return [*links, ("Its files", workspace.run_directory(report.run_id).absolute().as_uri())]
+    return [*links, ("Its files", workspace.run_folder(report.run_id).absolute().as_uri())]

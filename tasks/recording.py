@@ -125,7 +125,7 @@ def register_model(
     from heterps_core.serving.exported_model import export_model
 
     # On the file system of MLflow's own artifacts, which link the files.
-    with TemporaryDirectory(prefix=".model-", dir=workspace.run_directory(report.run_id)) as name:
+    with TemporaryDirectory(prefix=".model-", dir=workspace.run_folder(report.run_id)) as name:
         folder = Path(name) / "click_model"
         id_turnover = export_model(run_directory, clicks.open().manifest, folder, model=report.model)
         _wait_for_store(workspace)

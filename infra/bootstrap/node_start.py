@@ -118,7 +118,7 @@ def _record_line(name: str, content: bytes) -> str:
 class Bootstrap:
     """The settings with which every node of a run starts."""
 
-    run_directory: str
+    run_location: str
     """Where the flow's host and the nodes meet: a local path, or a URI such as s3://bucket/prefix."""
 
     data_folders: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ def node_environment(
         KIND_VARIABLE: "process" if is_process else "machine",
         DRY_RUN_VARIABLE: str(int(is_dry_run)),
         RUN_ID_VARIABLE: run_id,
-        RUN_DIRECTORY_VARIABLE: bootstrap.run_directory,
+        RUN_DIRECTORY_VARIABLE: bootstrap.run_location,
         "HETERPS_PYTHON": bootstrap.python,
         "HETERPS_LIFETIME_S": str(bootstrap.lifetime_s),
         "HETERPS_LEASE_S": str(math.ceil(lease_s)),

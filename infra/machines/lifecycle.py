@@ -75,7 +75,7 @@ def running_cluster(
         )
 
     check()
-    run = RunDirectory(bootstrap.run_directory)
+    run = RunDirectory(bootstrap.run_location)
     if provider.charges_money:
         bootstrap = replace(
             bootstrap,

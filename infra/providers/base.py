@@ -103,7 +103,7 @@ class Provider(ABC):
         Raises:
             ConfigurationError: There is no run store that the nodes could reach, or its URI holds credentials.
         """
-        return str(workspace.run_directory(run_id)) if cls.runs_here else location_in_store(run_id)
+        return str(workspace.run_folder(run_id)) if cls.runs_here else location_in_store(run_id)
 
     @staticmethod
     def is_set_up() -> bool:

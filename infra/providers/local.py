@@ -65,9 +65,9 @@ class LocalProvider(Provider):
     ) -> Cluster:
         """Start every node; see `Provider.launch`."""
         check_run_id(run_id)
-        if "://" in bootstrap.run_directory:
+        if "://" in bootstrap.run_location:
             raise ConfigurationError(
-                f"the run directory of local nodes must be a local path, got {bootstrap.run_directory}"
+                f"the run directory of local nodes must be a local path, got {bootstrap.run_location}"
             )
         known = next(filter(None, map(LeaseFile.read, self._lease_paths(run_id))), None)
         rendezvous = known.rendezvous if known else f"{LOOPBACK}:{free_loopback_port()}"
@@ -163,15 +163,15 @@ class LocalProvider(Provider):
         known = LeaseFile.read(path)
         if known is not None and known.leader is not None:
             return known
-        run_directory = str(Path(bootstrap.run_directory).resolve())
-        folder = _node_folder(run_directory, request.node_id)
+        run_location = str(Path(bootstrap.run_location).resolve())
+        folder = _node_folder(run_location, request.node_id)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _BOOTED).unlink(missing_ok=True)
         lease = LeaseFile(
             run_id=run_id,
             node_id=request.node_id,
             instance_type=request.offer.instance_type.name,
-            run_directory=run_directory,
+            run_directory=run_location,
             rendezvous=rendezvous,
             owner=ProcessIdentity.of(os.getpid()),
             launched_at=datetime.now(UTC).isoformat(),
@@ -181,7 +181,7 @@ class LocalProvider(Provider):
         path.parent.mkdir(parents=True, exist_ok=True)
         lease.write(path)
         environment = node_environment(
-            replace(bootstrap, run_directory=run_directory),
+            replace(bootstrap, run_location=run_location),
             run_id=run_id,
             lease_s=self.lease_s,
             is_process=True,

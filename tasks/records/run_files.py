@@ -22,7 +22,7 @@ REPORT_FILE = "report.txt"
 
 def save_parameters(workspace: Workspace, run_id: str, parameters: Mapping[str, Any]) -> None:
     """Write the parameters that decide the model of a new run."""
-    replace_json(workspace.run_directory(run_id) / PARAMETERS_FILE, parameters)
+    replace_json(workspace.run_folder(run_id) / PARAMETERS_FILE, parameters)
 
 
 def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def saved_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:
         workspace, among={path.parent.name for path in workspace.runs_directory.glob(f"*/{PARAMETERS_FILE}")}
     )
     return _read(
-        workspace.run_directory(run_id) / PARAMETERS_FILE,
+        workspace.run_folder(run_id) / PARAMETERS_FILE,
         where_missing=f"resume_run_id must be a run in {workspace.runs_directory} whose files heterps tidy has not "
         f"deleted, got {run_id!r}; the newest are: {', '.join(known[-SHOWN:]) or 'none'}",
     )
@@ -57,7 +57,7 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "plan": plan.to_json(),
         "explanation": report.explanation.to_json(),
     }
-    replace_json(workspace.run_directory(report.run_id) / EXPLANATION_FILE, document)
+    replace_json(workspace.run_folder(report.run_id) / EXPLANATION_FILE, document)
 
 
 def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
     Raises:
         ConfigurationError: There is none, as the run ended before its plan; or it is damaged.
     """
-    path = workspace.run_directory(run_id) / EXPLANATION_FILE
+    path = workspace.run_folder(run_id) / EXPLANATION_FILE
     return _read(
         path,
         where_missing=f"only a run that came to a plan can be explained, but run {run_id} left no explanation in "
@@ -76,7 +76,7 @@ def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
 
 def read_report(workspace: Workspace, run_id: str) -> str:
     """Return the report of a run; empty where it has not ended, or came to no good end."""
-    path = workspace.run_directory(run_id) / REPORT_FILE
+    path = workspace.run_folder(run_id) / REPORT_FILE
     return path.read_text() if path.exists() else ""
 
 

@@ -153,7 +153,7 @@ def clean_up_run(
 
 def _forget_run_without_work(workspace: Workspace, run_id: str) -> None:
     """Remove the folder of a run that failed before anything was launched: there is nothing to resume."""
-    folder = workspace.run_directory(run_id)
+    folder = workspace.run_folder(run_id)
     files = list(folder.glob("*"))
     if {path.name for path in files} <= {PARAMETERS_FILE, FLOW_LOG} and folder.exists():
         for path in files:

@@ -31,7 +31,7 @@ def kept_log(workspace: Workspace, run_id: str, *, loggers: Sequence[str]) -> It
     Raises:
         OSError: The folder cannot be written.
     """
-    folder = workspace.run_directory(run_id)
+    folder = workspace.run_folder(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / FLOW_LOG)
     handler.setFormatter(logging.Formatter(_LINES))
@@ -59,7 +59,7 @@ def state_of(workspace: Workspace, run_id: str, directory: RunDirectory) -> dict
         `phase`; `step` of `num_steps`, mean `samples_per_s` of this launch and `seconds_left` of the training at this
         speed, each None before its first step.
     """
-    path = workspace.run_directory(run_id) / FLOW_LOG
+    path = workspace.run_folder(run_id) / FLOW_LOG
     text = path.read_text(errors="replace") if path.exists() else ""
     steps = [step for step in _STEP.findall(text) if step in PHASE_AFTER]
     phase = PHASE_AFTER[steps[-1]] if steps else "starting"

@@ -131,7 +131,7 @@ def _why_kept(
 ) -> str | None:
     """Return why a run's files stay, or None where they may go; asked right before they go."""
     try:
-        workspace.run_directory(run_id)
+        workspace.run_folder(run_id)
     except ConfigurationError:
         return "has a name that no run has"
     if run_id == last_fleet(workspace).run_id:

@@ -120,7 +120,7 @@ def test_a_failure_of_the_baseline_loses_no_model_and_is_reported(workspace, nig
 def test_the_next_night_goes_on_from_it_and_its_model_is_held_against_the_baseline(
     workspace, night_without_baseline, champions_night
 ):
-    job = json.loads((workspace.run_directory(champions_night) / "job.json").read_text())["document"]
+    job = json.loads((workspace.run_folder(champions_night) / "job.json").read_text())["document"]
     assert job["start_model"]["run_id"] == night_without_baseline
     assert champion_of(workspace).run_id == champions_night
     decision, _ = decision_of(workspace, champions_night)

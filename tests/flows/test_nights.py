@@ -68,7 +68,7 @@ def records(workspace):
 
 
 def job_of(workspace, run_id):
-    return json.loads((workspace.run_directory(run_id) / "job.json").read_text())["document"]
+    return json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]
 
 
 def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(workspace, days, first_night):
@@ -83,7 +83,7 @@ def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(work
 
 
 def test_a_finished_night_keeps_no_checkpoint_and_is_not_resumed(workspace, days, first_night):
-    left = {path.name for path in workspace.run_directory(first_night).iterdir()}
+    left = {path.name for path in workspace.run_folder(first_night).iterdir()}
     assert {"parameters.json", "explanation.json", "job.json", "steps", "result.json"} <= left
     assert not left & {"checkpoints", "start_model", "reserve"}
     before = records(workspace)[first_night]
@@ -162,7 +162,7 @@ def test_a_second_fleet_that_may_not_wait_is_refused(workspace, days, first_nigh
             provider_of(workspace, "local"),
             plan(offer()),
             run_id="other",
-            bootstrap=bootstrap(workspace.run_directory("other")),
+            bootstrap=bootstrap(workspace.run_folder("other")),
             ledger=Ledger(workspace.ledger_path),
             caps=Caps(),
             predicted_cost_usd=1.0,

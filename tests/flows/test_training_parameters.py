@@ -59,7 +59,7 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
     )
 
     workspace = Workspace(root=tmp_path / "home")
-    directory = RunDirectory(str(workspace.run_directory(run_id)))
+    directory = RunDirectory(str(workspace.run_folder(run_id)))
     job = TrainingJob.from_json(read_unverified_json(directory, "job.json"))
     assert ENGINE.items() <= asdict(job.config).items()
     [recorded] = past_trainings(workspace, most=1)

@@ -77,7 +77,7 @@ def bootstrap(
     python: str = sys.executable,
 ) -> Bootstrap:
     return Bootstrap(
-        run_directory=str(run_directory), python=python, arguments=arguments, lifetime_s=lifetime_s
+        run_location=str(run_directory), python=python, arguments=arguments, lifetime_s=lifetime_s
     )
 
 

@@ -74,7 +74,7 @@ class BucketProvider(AwsEc2Provider):
         bootstrap: Bootstrap,
         ledger: Ledger,
     ) -> Cluster:
-        in_bucket = replace(bootstrap, run_directory=f"s3://runs/heterps/{run_id}")
+        in_bucket = replace(bootstrap, run_location=f"s3://runs/heterps/{run_id}")
         return super().launch(
             plan, run_id=run_id, lease_until=lease_until, bootstrap=in_bucket, ledger=ledger
         )

@@ -25,7 +25,7 @@ def test_follows_the_environment_variable(tmp_path, named, found):
 
 def test_creates_nothing_before_it_is_asked_to(tmp_path):
     workspace = Workspace.locate({}, current_directory=tmp_path)
-    assert workspace.run_directory("run-1").is_relative_to(tmp_path)
+    assert workspace.run_folder("run-1").is_relative_to(tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -54,7 +54,7 @@ def test_says_which_folder_cannot_be_made(tmp_path):
 @pytest.mark.parametrize("run_id", ["", "..", "../other", "a/b", "-x", "a" * 129])
 def test_refuses_a_run_id_that_could_lead_out(tmp_path, run_id):
     with pytest.raises(ConfigurationError, match="run id"):
-        Workspace(root=tmp_path).run_directory(run_id)
+        Workspace(root=tmp_path).run_folder(run_id)
 
 
 def test_the_key_of_a_run_stays_the_same_and_only_its_owner_may_read_it(tmp_path):

@@ -162,7 +162,7 @@ def fleet_run(workspace, *, run_id="r1", caps=NO_CAPS, **others):
     return FleetRun(
         workspace=workspace,
         run_id=run_id,
-        directory=RunDirectory(str(workspace.run_directory(run_id))),
+        directory=RunDirectory(str(workspace.run_folder(run_id))),
         provider_name="local",
         model="ctrdnn",
         caps=caps,

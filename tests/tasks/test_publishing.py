@@ -57,7 +57,7 @@ def test_pages_are_kept_with_the_run(recorded, client):
 
     assert {"report.html", "report.txt", "plan.json", "explanation.md"} <= names
     assert set(artifacts) == {"report"}
-    assert "<svg" in (workspace.run_directory(RUN_ID) / "report.html").read_text()
+    assert "<svg" in (workspace.run_folder(RUN_ID) / "report.html").read_text()
 
 
 def test_the_run_is_named_and_its_figures_have_stable_names(recorded, client):

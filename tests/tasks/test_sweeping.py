@@ -70,7 +70,7 @@ def test_the_sweep_records_what_a_killed_night_cost(workspace, night):
 def test_the_hook_of_a_failed_flow_records_the_same(workspace, night):
     flow_run_id = "067e5f3c-0000-7000-8000-1234567890ab"
     run_id = "20261121-0430-567890ab"
-    workspace.run_directory(run_id).mkdir(parents=True)
+    workspace.run_folder(run_id).mkdir(parents=True)
     record = night(run_id)
     launched(workspace, run_id)(after_s=100)
     launched(workspace, f"{run_id}.2")(after_s=23.4567)
@@ -109,7 +109,7 @@ def test_what_a_night_of_another_workspace_cost_is_not_known_here(workspace, nig
 
 def test_a_night_that_was_killed_before_its_launch_cost_nothing(workspace, night):
     record = night("planned")
-    workspace.run_directory("planned").mkdir(parents=True)
+    workspace.run_folder("planned").mkdir(parents=True)
 
     assert close_dead_records.fn(workspace, []) == ["planned"]
     assert record_of(workspace, record).data.metrics["cost/billed_usd"] == 0.0

@@ -196,12 +196,12 @@ class RunLaunch:
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
         boundary = self.machines.node_boundary
-        if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_directory):
+        if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_location):
             return None
         path = node_role.roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
         name = node_role.role_name(path, attempt=number)
         with explained("make the role of the nodes"):
-            policy = node_role.node_policy(self.bootstrap.run_directory, self.bootstrap.data_folders)
+            policy = node_role.node_policy(self.bootstrap.run_location, self.bootstrap.data_folders)
             node_role.make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
         return name
 

@@ -122,7 +122,7 @@ class AwsEc2Provider(Provider):
         check_run_id(run_id)
         requests = plan.node_requests()
         self._check_regions(requests)
-        self.check_run_directory(bootstrap.run_directory)
+        self.check_run_directory(bootstrap.run_location)
         with explained("prepare the launch"):
             there = queries.live_instances(self.client, self.machines.workspace, run_id)
         launch = RunLaunch(

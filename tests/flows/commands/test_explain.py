@@ -21,7 +21,7 @@ def heterps(capsys, monkeypatch, *arguments):
 
 
 def keep(workspace, run_id, **document):
-    folder = workspace.run_directory(run_id)
+    folder = workspace.run_folder(run_id)
     folder.mkdir(parents=True)
     (folder / "explanation.json").write_text(json.dumps({"run_id": run_id, **document}))
 
@@ -57,7 +57,7 @@ def test_a_plan_is_kept_before_anything_is_launched(workspace, capsys, monkeypat
 
 
 def test_a_run_without_a_plan_says_so(workspace, capsys, monkeypatch):
-    workspace.run_directory("r1").mkdir()
+    workspace.run_folder("r1").mkdir()
 
     status, printed = heterps(capsys, monkeypatch, "explain", "r1")
 
@@ -66,8 +66,8 @@ def test_a_run_without_a_plan_says_so(workspace, capsys, monkeypatch):
 
 
 def test_a_damaged_explanation_is_one_line(workspace, capsys, monkeypatch):
-    workspace.run_directory("r1").mkdir()
-    (workspace.run_directory("r1") / "explanation.json").write_text("{")
+    workspace.run_folder("r1").mkdir()
+    (workspace.run_folder("r1") / "explanation.json").write_text("{")
 
     status, printed = heterps(capsys, monkeypatch, "explain", "r1", "--json")
 

@@ -24,7 +24,7 @@ Traceback (most recent call last):
 
 @pytest.fixture
 def run(workspace):
-    directory = RunDirectory(str(workspace.run_directory(RUN)))
+    directory = RunDirectory(str(workspace.run_folder(RUN)))
     directory.write_bytes(FLOW_LOG, FLOW_LINES.encode())
     return directory
 
@@ -82,10 +82,10 @@ def test_a_followed_run_is_read_until_its_record_closes(workspace, run, capsys, 
 
 
 def test_a_run_without_a_log_is_refused_in_one_line(workspace, capsys):
-    workspace.run_directory(RUN).mkdir()
+    workspace.run_folder(RUN).mkdir()
 
     assert main(["logs"]) == 2
-    assert f"{RUN} left none in {workspace.run_directory(RUN)}" in capsys.readouterr().err
+    assert f"{RUN} left none in {workspace.run_folder(RUN)}" in capsys.readouterr().err
 
 
 def test_the_log_of_a_run_has_its_steps_and_what_ended_it(workspace):
@@ -100,7 +100,7 @@ def test_the_log_of_a_run_has_its_steps_and_what_ended_it(workspace):
         fail()
     log_step("data", "of another run")
 
-    first, last = (workspace.run_directory(RUN) / FLOW_LOG).read_text().splitlines()
+    first, last = (workspace.run_folder(RUN) / FLOW_LOG).read_text().splitlines()
     assert first.endswith("tasks.running.progress INFO   data       clicks.tsv: 5 rows")
     assert last.endswith("ERROR DataError: clicks.tsv: line 3 is short")
     assert datetime.strptime(first[:19], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).year >= 2026

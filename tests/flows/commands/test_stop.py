@@ -19,12 +19,12 @@ def run(workspace):
         provider_of(workspace, "local"),
         plan(offer()),
         run_id="r1",
-        bootstrap=bootstrap(workspace.run_directory("r1")),
+        bootstrap=bootstrap(workspace.run_folder("r1")),
         ledger=Ledger(workspace.ledger_path),
         caps=Caps(),
         predicted_cost_usd=1.0,
     ):
-        yield RunDirectory(str(workspace.run_directory("r1")))
+        yield RunDirectory(str(workspace.run_folder("r1")))
 
 
 def heterps(capsys, monkeypatch, *arguments):

@@ -35,7 +35,7 @@ def template(tmp_path_factory):
             with answering_client(workspace) as client:
                 ended_at = now - timedelta(days=days_ago)
                 client.set_terminated(run.mlflow_run_id, "FAILED", end_time=int(ended_at.timestamp() * 1_000))
-        folder = workspace.run_directory(run_id)
+        folder = workspace.run_folder(run_id)
         (folder / "checkpoints" / "00000100").mkdir(parents=True)
         (folder / "checkpoints" / "00000100" / "__0_0.distcp").write_bytes(bytes(NUM_BYTES))
         # A run that failed has its explanation here alone, and what it asked of a bucket too.
@@ -71,7 +71,7 @@ def heterps(workspace, capsys, monkeypatch):
 
 
 def has_checkpoint(workspace, run_id):
-    return (workspace.run_directory(run_id) / "checkpoints" / "00000100" / "__0_0.distcp").exists()
+    return (workspace.run_folder(run_id) / "checkpoints" / "00000100" / "__0_0.distcp").exists()
 
 
 @pytest.fixture

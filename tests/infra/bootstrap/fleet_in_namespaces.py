@@ -152,7 +152,7 @@ def main(folder: Path) -> None:
             run_id="r1",
             lease_until=datetime.now(UTC) + timedelta(hours=1),
             bootstrap=Bootstrap(
-                run_directory=run_directory.location,
+                run_location=run_directory.location,
                 python=sys.executable,
                 run_key=run_directory.secret,
                 wheel=publish_node_wheel(run_directory, job.model),

@@ -273,7 +273,7 @@ def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provid
 
 def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
     with pytest.raises(ConfigurationError, match="must be a local path, got s3:"):
-        launch(provider, ledger, Bootstrap(run_directory="s3://b/p", python="python"))
+        launch(provider, ledger, Bootstrap(run_location="s3://b/p", python="python"))
 
 
 def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_path):

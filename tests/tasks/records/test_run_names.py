@@ -56,7 +56,7 @@ def workspace(tmp_path):
 
 def begin(workspace, run_id, *, at_s, ended_at_s=None):
     """A run's folder, with what was written when it began and when it ended."""
-    folder = workspace.run_directory(run_id)
+    folder = workspace.run_folder(run_id)
     folder.mkdir()
     for name, stamp_s in (("parameters.json", at_s), ("flow.log", ended_at_s or at_s)):
         (folder / name).touch()
@@ -79,7 +79,7 @@ def test_runs_of_one_minute_are_ordered_by_their_start_and_not_by_the_random_end
 def test_runs_of_other_minutes_are_ordered_by_their_ids_whatever_was_done_to_their_files(workspace):
     begin(workspace, "20261121-0431-000000aa", at_s=1)
     begin(workspace, "20261121-0430-777777bb", at_s=2)
-    workspace.run_directory("20261121-0429-ffffffcc").mkdir()
+    workspace.run_folder("20261121-0429-ffffffcc").mkdir()
 
     assert [run_id[9:13] for run_id in known_runs(workspace)] == ["0429", "0430", "0431"]
 

@@ -156,8 +156,8 @@ def test_runs_that_did_not_train_to_their_end_are_resumed(workspace):
 
 def test_a_run_that_was_tidied_is_not_resumed(workspace):
     save(workspace, "other")
-    (workspace.run_directory("tidied")).mkdir()
-    (workspace.run_directory("tidied") / "explanation.json").write_text("{}")
+    (workspace.run_folder("tidied")).mkdir()
+    (workspace.run_folder("tidied") / "explanation.json").write_text("{}")
 
     with pytest.raises(
         ConfigurationError, match=r"heterps tidy has not deleted, got 'tidied'; the newest are: other$"
@@ -169,7 +169,7 @@ def test_machines_are_ended_and_nothing_is_raised_where_the_record_is_away(works
     monkeypatch.setenv("HETERPS_TRACKING_URI", "http://127.0.0.1:1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run_id = new_run_id(FLOW_RUN_ID, now=datetime(2026, 11, 21, 4, 30, tzinfo=UTC))
-    workspace.run_directory(run_id).mkdir(parents=True)
+    workspace.run_folder(run_id).mkdir(parents=True)
 
     clean_up_run(workspace, FLOW_RUN_ID, resume_run_id=None, status="FAILED", reason="no such file")
 

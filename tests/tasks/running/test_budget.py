@@ -32,7 +32,7 @@ def run(workspace):
         provider_of(workspace, "local"),
         plan(offer(price_usd_per_hour=3600 * USD_PER_SECOND)),
         run_id="r1",
-        bootstrap=bootstrap(workspace.run_directory("r1")),
+        bootstrap=bootstrap(workspace.run_folder("r1")),
         ledger=Ledger(workspace.ledger_path),
         caps=Caps(),
         predicted_cost_usd=1.0,
@@ -42,7 +42,7 @@ def run(workspace):
 
 def train_like_a_worker_that_hangs(workspace, run, caps):
     """Wait for the stop that it is asked for, and do not obey."""
-    directory = RunDirectory(str(workspace.run_directory("r1")))
+    directory = RunDirectory(str(workspace.run_folder("r1")))
     provider = provider_of(workspace, "local")
     with within_budget(fleet_run(workspace, caps=caps), run, bucket_usd=0.0) as watch:
         wait_for(lambda: directory.exists(STOP))

@@ -54,7 +54,7 @@ def ledger(workspace):
 @pytest.fixture
 def fleet(workspace, provider, ledger, monkeypatch):
     """Three real processes that sleep; so do those that replace them."""
-    sleeping = bootstrap(workspace.run_directory("r1"))
+    sleeping = bootstrap(workspace.run_folder("r1"))
     monkeypatch.setattr(fleets.clusters, "node_bootstrap", lambda *args, **others: sleeping)
     with running_cluster(
         provider,

@@ -41,7 +41,7 @@ provider_of(workspace, "local").launch(
     plan(offer()),
     run_id="dead",
     lease_until=datetime.now(UTC) + timedelta(seconds=60),
-    bootstrap=bootstrap(workspace.run_directory("dead")),
+    bootstrap=bootstrap(workspace.run_folder("dead")),
     ledger=Ledger(workspace.ledger_path),
 )
 os._exit(0)
@@ -70,7 +70,7 @@ def fleet(workspace, run_id):
         provider_of(workspace, "local"),
         plan(offer()),
         run_id=run_id,
-        bootstrap=bootstrap(workspace.run_directory(run_id)),
+        bootstrap=bootstrap(workspace.run_folder(run_id)),
         ledger=Ledger(workspace.ledger_path),
         caps=Caps(),
         predicted_cost_usd=1.0,

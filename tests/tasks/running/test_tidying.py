@@ -72,7 +72,7 @@ def add_run(workspace, run_id, *, days_ago=None, status="FAILED"):
         client_of(workspace).set_terminated(
             tracked.mlflow_run_id, status, end_time=int(ended_at.timestamp() * 1_000)
         )
-    write_run(RunDirectory(str(workspace.run_directory(run_id))))
+    write_run(RunDirectory(str(workspace.run_folder(run_id))))
 
 
 def add_machine(workspace, run_id, *, provider="local", ended_days_ago=None):
@@ -137,9 +137,9 @@ def test_runs_that_ended_long_ago_go_and_others_keep_every_file(workspace):
         ("old-failed", NUM_BYTES_REMOVED),
         ("old-finished", NUM_BYTES_REMOVED),
     ]
-    assert files_of(workspace.run_directory("old-failed")) == STAYS
-    assert files_of(workspace.run_directory("recent")) == set(FILES)
-    assert files_of(workspace.run_directory("live")) == set(FILES)
+    assert files_of(workspace.run_folder("old-failed")) == STAYS
+    assert files_of(workspace.run_folder("recent")) == set(FILES)
+    assert files_of(workspace.run_folder("live")) == set(FILES)
     assert whys(tidied)["live"] == "is under way, by its record"
     assert whys(tidied)["recent"].startswith("ended after ")
     assert tidied.problems == []
@@ -155,18 +155,18 @@ def test_a_trial_says_the_same_and_deletes_nothing(workspace):
 
     trial = tidy_runs(workspace, ended_before=MONTH_AGO, is_trial=True)
 
-    assert files_of(workspace.run_directory("old")) == set(FILES)
+    assert files_of(workspace.run_folder("old")) == set(FILES)
     assert tidy_runs(workspace, ended_before=MONTH_AGO) == trial
 
 
 def test_a_run_without_files_that_others_read_leaves_no_folder(workspace):
     add_run(workspace, "old", days_ago=31)
     for name in STAYS:
-        (workspace.run_directory("old") / name).unlink()
+        (workspace.run_folder("old") / name).unlink()
 
     tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert not workspace.run_directory("old").exists()
+    assert not workspace.run_folder("old").exists()
 
 
 def test_a_run_keeps_its_files_while_the_ledger_has_a_machine_of_it(workspace):
@@ -179,7 +179,7 @@ def test_a_run_keeps_its_files_while_the_ledger_has_a_machine_of_it(workspace):
 
     assert list(tidied.removed) == ["machine-ended"]
     assert "ledger does not know to be over" in whys(tidied)["machine-left"]
-    assert files_of(workspace.run_directory("machine-left")) == set(FILES)
+    assert files_of(workspace.run_folder("machine-left")) == set(FILES)
 
 
 def test_a_run_that_holds_the_lock_of_the_fleet_keeps_its_files_and_is_not_kept_out(workspace):
@@ -191,7 +191,7 @@ def test_a_run_that_holds_the_lock_of_the_fleet_keeps_its_files_and_is_not_kept_
         tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
 
     assert list(tidied.removed) == ["other"]
-    assert files_of(workspace.run_directory("resumed")) == set(FILES)
+    assert files_of(workspace.run_folder("resumed")) == set(FILES)
 
 
 def test_a_run_keeps_its_files_by_what_ended_last_of_its_record_and_its_machines(workspace):
@@ -204,9 +204,9 @@ def test_a_run_keeps_its_files_by_what_ended_last_of_its_record_and_its_machines
 
 def test_where_the_record_was_lost_the_ledger_says_when_a_run_ended(workspace):
     for run_id, days_ago in [("old", 31), ("recent", 29)]:
-        write_run(RunDirectory(str(workspace.run_directory(run_id))))
+        write_run(RunDirectory(str(workspace.run_folder(run_id))))
         add_machine(workspace, run_id, ended_days_ago=days_ago)
-    write_run(RunDirectory(str(workspace.run_directory("by-hand"))))
+    write_run(RunDirectory(str(workspace.run_folder("by-hand"))))
     write_run(RunDirectory(str(workspace.runs_directory / "Ann's copy")))
 
     tidied = tidy_runs(workspace, ended_before=MONTH_AGO)
@@ -224,13 +224,13 @@ def test_nothing_is_deleted_where_the_record_does_not_answer(workspace, monkeypa
     with pytest.raises(ConfigurationError, match="must answer, but does not"):
         tidy_runs(workspace, ended_before=MONTH_AGO)
 
-    assert files_of(workspace.run_directory("old")) == set(FILES)
+    assert files_of(workspace.run_folder("old")) == set(FILES)
 
 
 def test_a_run_that_cannot_be_deleted_is_reported_and_the_others_go(workspace, tmp_path):
     add_run(workspace, "a-stuck", days_ago=31)
     add_run(workspace, "b-old", days_ago=31)
-    stuck = workspace.run_directory("a-stuck")
+    stuck = workspace.run_folder("a-stuck")
     # A name that Arrow cannot read as text.
     (stuck / "checkpoints").rename(stuck / "checkpoints-\udcff")
 
@@ -265,7 +265,7 @@ def test_a_run_of_rented_machines_goes_from_the_bucket_too(workspace, monkeypatc
             for run_id in ("rented-lately", "of-another-workspace")
             for name in FILES
         }
-        assert files_of(workspace.run_directory("rented")) == STAYS
+        assert files_of(workspace.run_folder("rented")) == STAYS
 
 
 def keys_in_bucket() -> set[str]:
@@ -287,7 +287,7 @@ def test_a_run_store_that_is_not_named_or_cannot_be_is_reported_and_the_rest_is_
     assert wrong.problems[0].startswith("the run store could not be listed: ")
     assert "got 'my-bucket'" in wrong.problems[0]
     assert list(wrong.removed) == ["rented"]
-    assert files_of(workspace.run_directory("rented")) == STAYS
+    assert files_of(workspace.run_folder("rented")) == STAYS
 
 
 def test_a_workspace_that_was_never_used_stays_as_it_is(tmp_path):
