@@ -38,7 +38,7 @@ def initial_rows(
         generator = torch.Generator(CPU).manual_seed(int.from_bytes(digest[:8], "little", signed=True))
         drawn = values[rows_of.first - rows.first : rows_of.stop - rows.first]
         if rows_of.num_rows == ROWS_PER_BLOCK and drawn.device == CPU:
-            torch.randn(ROWS_PER_BLOCK, dimension, generator=generator, out=drawn)
+            torch.randn(ROWS_PER_BLOCK, dimension, generator=generator, out=drawn, device=CPU)
         else:
             whole = torch.randn(ROWS_PER_BLOCK, dimension, generator=generator, device=CPU)
             drawn.copy_(whole[rows_of.first % ROWS_PER_BLOCK :][: rows_of.num_rows])

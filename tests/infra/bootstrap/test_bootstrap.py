@@ -259,8 +259,15 @@ def test_a_rented_machine_whose_program_crashes_shuts_down_at_once(environment, 
 def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_lease, tmp_path):
     """The kernel may kill the very shell that waits for training: what looks at the lease sees it gone."""
     node = start(rented(short_lease, tmp_path), *SLEEPS)
-    wait_for(lambda: shutdowns(tmp_path), timeout_s=60, what="the clock")
-    children = psutil.Process(node.pid).children(recursive=True)
+    shell = psutil.Process(node.pid)
+
+    def is_training():
+        with contextlib.suppress(psutil.Error):
+            return any(SLEEPS[-1] in child.cmdline() for child in shell.children())
+
+    # By then the process that looks at the lease is there.
+    wait_for(is_training, timeout_s=60, what="the training")
+    children = shell.children(recursive=True)
     renew(short_lease, 0)
     node.kill()
     node.wait()
