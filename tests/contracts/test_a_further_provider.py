@@ -89,6 +89,7 @@ def check_bill(workspace, run_id, *, reason):
     assert f"provider {PretendProvider.name}, charged: " in bill_text(bill)
 
 
+@pytest.mark.weekly
 def test_it_plans_launches_trains_and_is_billed(workspace, start):
     run, new_run_ids = start
     done = run()

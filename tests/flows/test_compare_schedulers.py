@@ -127,6 +127,7 @@ def test_a_method_with_a_defect_and_one_without_end_are_logged(workspace, proble
 
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.slow
+@pytest.mark.weekly
 def test_models_are_planned_for_a_night_and_one_that_cannot_be_made_is_left_out(workspace, caplog):
     run_id = compare_schedulers(
         models=["nce", "json:no_such_function"],

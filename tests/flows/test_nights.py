@@ -125,6 +125,7 @@ def test_a_night_has_one_name_in_prefect_and_mlflow(workspace, first_night):
     assert record.info.run_name.startswith(f"{flow_run.name} ")
 
 
+@pytest.mark.weekly
 def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace, days, tmp_path, caplog):
     query = tmp_path / "rows.sql"
     query.write_text("SELECT * FROM rows WHERE label = '1'")

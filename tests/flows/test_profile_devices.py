@@ -35,6 +35,7 @@ def test_what_cannot_be_used_is_reported_before_any_work(monkeypatch, wrong, err
 
 
 @pytest.mark.slow
+@pytest.mark.weekly
 def test_a_dry_run_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog):
     home = tmp_path / "home"
     monkeypatch.setenv("HETERPS_HOME", str(home))

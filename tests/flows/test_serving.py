@@ -97,6 +97,7 @@ def test_a_port_that_is_taken_is_named_with_its_owner_and_the_way_out(service, t
     assert "HETERPS_PREFECT_PORT=<port>" in done.stderr
 
 
+@pytest.mark.weekly
 def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, clicks):
     flow = subprocess.Popen(
         [

@@ -130,6 +130,7 @@ def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     assert "Traceback" not in said.stderr
 
 
+@pytest.mark.weekly
 def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_on_when_asked(
     workspace, clicks
 ):

@@ -201,7 +201,7 @@ def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("stages", "memory_bytes"),
-    [(PIPELINE, 240_000), pytest.param(ALONE, MEMORY_BYTES, marks=pytest.mark.weekly)],
+    [(ALONE, MEMORY_BYTES), pytest.param(PIPELINE, 240_000, marks=pytest.mark.weekly)],
 )
 def test_a_checkpoint_of_changed_rows_trains_on_to_the_same_end(stages, memory_bytes, dataset, tmp_path):
     """With the whole rows that were written beside the first steps it is what the tables were."""

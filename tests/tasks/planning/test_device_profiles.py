@@ -100,7 +100,6 @@ def measure(
 
 
 @pytest.mark.slow
-@pytest.mark.weekly
 def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace):
     from heterps_core.profiling.layer_profiler import trace_model
 
