@@ -1,7 +1,7 @@
 """The row of a table for each dynamic id: a hash table with a place for each row.
 
-The leading bits of an id's hash choose a bucket of its slot, of which an id may have any row but the first. That one
-is shared by the ids of the bucket that have none: they were not seen often enough, or the bucket is full. Inside a
+The leading bits of an id's hash choose a bucket of its slot, of which an id may have any row but the first. The first
+is shared by the ids of the bucket that have no row: they were not seen often enough, or the bucket is full. Inside a
 bucket ids are probed one after the other, as in TorchRec's multi-probe zero-collision hash (MPZCH), so no two ids
 have one row. New ids are inserted in ascending order: how many replicas saw them changes nothing.
 

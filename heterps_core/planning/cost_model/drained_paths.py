@@ -49,7 +49,7 @@ def drained_paths(
         put_off = np.where(compute > 0, connected / compute, 0.0) * WEIGHT_GRADIENT_SHARE
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1]), 0.0])
     bandwidth = np.array([unit.bandwidth_bytes_per_s for unit in problem.device_types.values()])
-    # Of one unit for a batch, in one direction.
+    # Seconds of one unit for a batch, in one direction.
     crossing = 2 * problem.batch_size * cut_bytes[:, None] / bandwidth
     gradient = crossing[first] / num_microbatches
     messages = crossing[first] + crossing[last + 1] + gradient

@@ -9,7 +9,7 @@ from heterps_core.planning.search.schedulers.genetic import GeneticScheduler
 from heterps_core.plans.scheduling_plan import Stage
 
 _PROPOSED_EVALUATIONS = 2_000
-"""Of the genetic search that a proof of many steps takes a plan from: a fifth of a second on one core."""
+"""Plans that the genetic search rates where a proof takes many steps: a fifth of a second on one core."""
 
 
 class ExactScheduler(Scheduler):
