@@ -42,6 +42,20 @@ def newest_run(workspace):
     return max(workspace.runs_directory.iterdir(), key=lambda path: path.stat().st_ctime)
 
 
+def run_that_trains(service, before):
+    """Return the one run that was not there before, once it has trained a step."""
+    [progress] = wait_for(
+        lambda: [
+            path
+            for path in service.workspace.runs_directory.glob("*/progress.json")
+            if path.parent not in before
+        ],
+        timeout_s=120,
+        what="the first training step",
+    )
+    return progress.parent.name
+
+
 def test_the_literal_command_starts_a_run_that_completes(service, clicks):
     output = service.command(
         *("deployment", "run", "train-ctr", "--watch", "--watch-interval", "1"),
@@ -125,16 +139,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
     )
     before = set(service.workspace.runs_directory.iterdir())
     try:
-        progress = wait_for(
-            lambda: [
-                path
-                for path in service.workspace.runs_directory.glob("*/progress.json")
-                if path.parent not in before
-            ],
-            timeout_s=120,
-            what="the first training step",
-        )
-        run_id = progress[0].parent.name
+        run_id = run_that_trains(service, before)
         nodes = service.nodes_of(run_id)
     finally:
         os.killpg(flow.pid, signal.SIGKILL)
@@ -185,16 +190,7 @@ def test_deployments_that_are_deleted_during_a_run_come_back_and_sweep_what_it_l
         *("--param", "batch_size=256", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
     )
     before = set(service.workspace.runs_directory.iterdir())
-    [progress] = wait_for(
-        lambda: [
-            path
-            for path in service.workspace.runs_directory.glob("*/progress.json")
-            if path.parent not in before
-        ],
-        timeout_s=120,
-        what="the first training step",
-    )
-    run_id = progress.parent.name
+    run_id = run_that_trains(service, before)
     assert service.nodes_of(run_id)
 
     for name in ("train-ctr", "sweep-orphans"):
