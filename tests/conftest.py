@@ -140,6 +140,13 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield disk
 
 
+@pytest.fixture
+def disk_folder() -> Iterator[Path]:
+    """A folder on a disk, for a test whose files would count as memory where `tmp_path` is."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="heterps-test-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this test session share."""

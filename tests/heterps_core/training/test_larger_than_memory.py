@@ -68,9 +68,9 @@ def pass_a_night(folder: Path) -> None:
     assert len(predicted) == 100
 
 
-def test_a_night_with_a_table_larger_than_the_memory_of_all_its_processes_ends(tmp_path):
+def test_a_night_with_a_table_larger_than_the_memory_of_all_its_processes_ends(disk_folder):
     assert TABLE_BYTES > LIMIT_BYTES
-    code = f"import pathlib, {__name__} as night; night.pass_a_night(pathlib.Path({str(tmp_path)!r}))"
+    code = f"import pathlib, {__name__} as night; night.pass_a_night(pathlib.Path({str(disk_folder)!r}))"
     with memory_group(LIMIT_BYTES) as group:
         night = subprocess.run(
             [sys.executable, "-c", code],
@@ -81,4 +81,4 @@ def test_a_night_with_a_table_larger_than_the_memory_of_all_its_processes_ends(t
         )
 
     assert night.returncode == 0, night.stderr
-    assert (tmp_path / "exported" / WEIGHTS).stat().st_size > TABLE_BYTES * 8 / 9
+    assert (disk_folder / "exported" / WEIGHTS).stat().st_size > TABLE_BYTES * 8 / 9
