@@ -86,7 +86,9 @@ def test_a_workspace_that_is_full_is_reported_in_one_line_with_the_way_on(
                 run.kill()
 
     assert run.returncode not in (None, 0)
-    [line] = errors.splitlines()
+    lines = errors.splitlines()
+    assert len(lines) == 1, errors
+    [line] = lines
     assert line.startswith("error: ")
     assert "bytes free" in line
     assert "free space there" in line
