@@ -115,6 +115,7 @@ def test_launching_again_under_the_same_run_adopts_what_is_there(bench):
     assert len(bench.ledger.entries(run_id=bench.run_id)) == 2
 
 
+@pytest.mark.slow
 def test_ending_a_run_twice_ends_it_once(bench):
     cluster = bench.launch()
 

@@ -98,6 +98,7 @@ def prepare_at_the_same_time(source, out_dir, sizes):
     return reported
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_other_waits_for_it(tmp_path):
     source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
     alone = prepare(source, tmp_path / "alone")

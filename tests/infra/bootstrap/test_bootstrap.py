@@ -263,7 +263,8 @@ def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_l
 
     def is_training():
         with contextlib.suppress(psutil.Error):
-            return any(SLEEPS[-1] in child.cmdline() for child in shell.children())
+            # A fork of the shell still has the arguments of the shell.
+            return any(child.cmdline() == [sys.executable, *SLEEPS] for child in shell.children())
 
     # By then the process that looks at the lease is there.
     wait_for(is_training, timeout_s=60, what="the training")
