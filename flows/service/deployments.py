@@ -95,8 +95,8 @@ def _serve(record: Path) -> None:
 def _keep_restoring(runner: Runner, record: Path) -> None:
     while True:
         time.sleep(RESTORE_S)
-        # The server may be down for a while.
-        with suppress(httpx.HTTPError, PrefectException):
+        # The server may be down for a while, or the disk full.
+        with suppress(httpx.HTTPError, OSError, PrefectException):
             restore_deleted(deployments, runner=runner, record=record)
 
 
