@@ -90,6 +90,26 @@ def _draw_layer(random: np.random.Generator, index: int, names: list[str], *, sc
     )
 
 
+def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProblem:
+    """Return the problem where an exchange costs a worker about as much as its bytes, in drawn shares."""
+    random = np.random.default_rng(seed)
+    return replace(
+        problem,
+        layers=tuple(
+            replace(layer, exchanged_rows_per_sample=26.0 * layer.is_sharded) for layer in problem.layers
+        ),
+        device_types={
+            name: replace(
+                unit,
+                exchange_seconds=float(10 ** random.uniform(-4, -2)),
+                exchange_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
+                exchange_seconds_per_row=float(10 ** random.uniform(-8, -6.5)),
+            )
+            for name, unit in problem.device_types.items()
+        },
+    )
+
+
 def with_disks(problem: SchedulingProblem, *, bytes_per_unit: float, bytes_per_s: float) -> SchedulingProblem:
     """Return the problem with a disk at every unit; a sample looks up 100 rows of 68 bytes or fewer that are cold."""
     hot_shares = (0.0, 0.05, 0.2)

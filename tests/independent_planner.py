@@ -1,7 +1,7 @@
 """The planning contract a second time, for proofs: stage times by its formulas, all plans by brute force, and a MILP.
 
 Nothing here uses the cost model or the search of `heterps_core`. Problems are plain: one price a unit, no extra
-costs.
+costs. Of the trainer's step it has the formula of delayed updates, where stages do not wait for one another.
 
 Shape legend: G = runs of layers, T = device types, K = largest cap on units, X = stage times.
 """
@@ -17,10 +17,64 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 
 ROUNDING = 1e-12
 """Relative slack of limits, as the contract's implementation allows it."""
+
+
+def microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:
+    """Return m: the least divisor of the batch that is at least 4 (S - 1); 1 in the papers' step."""
+    if problem.step_model is StepModel.PAPERS:
+        return 1
+    least = max(4 * (num_stages - 1), 1)
+    return next(m for m in range(1, problem.batch_size + 1) if problem.batch_size % m == 0 and m >= least)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """Seconds of a stage for a profiling batch on one unit."""
+
+    computing: float
+    exchanging: float
+    summing: float
+    across: float
+    num_sharded: int
+    rows_per_sample: float
+
+
+def _papers_seconds(
+    problem: SchedulingProblem, unit: UnitType, work: _Work, counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the longer of computing and communicating, by Amdahl's law."""
+    scale = problem.batch_size / problem.profile_batch_size
+    traffic = (work.exchanging + work.summing) * ((counts > 1) | problem.single_replica_communicates)
+    alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
+    return np.maximum(
+        work.computing * scale * (1 - alpha + alpha / counts),
+        (traffic + work.across) * scale * (1 - beta + beta / counts),
+    )
+
+
+def _trainers_seconds(
+    problem: SchedulingProblem, unit: UnitType, work: _Work, counts: NDArray[np.int64], m: int
+) -> NDArray[np.float64]:
+    """Return the exchange and, after it, the longer of computing and the links; each of m parts has whole rows."""
+    samples = problem.batch_size / problem.profile_batch_size
+    rows = problem.batch_size // m
+    pace = np.array([rows / math.ceil(rows / count) for count in counts.tolist()])
+    elsewhere, meets = 1 - 1 / pace, pace > 1
+    if problem.single_replica_communicates:
+        elsewhere, meets = np.ones(pace.size), np.ones(pace.size, dtype=bool)
+    alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
+    carried = elsewhere * work.exchanging * (1 - beta + beta * samples / pace)
+    messages = 2 * work.num_sharded + 2 if work.num_sharded else 0
+    meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
+    handled = work.rows_per_sample * problem.batch_size / pace * unit.exchange_seconds_per_row
+    computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
+    links = work.across * samples / pace + elsewhere * work.summing * samples
+    seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
+    return np.where(counts <= rows, seconds, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +91,15 @@ class CandidateStages:
 
     caps: NDArray[np.float64]
 
+    num_microbatches: int = 1
+
     @classmethod
-    def of(cls, problem: SchedulingProblem) -> CandidateStages:
-        """Return the stages of a problem."""
+    def of(cls, problem: SchedulingProblem, *, num_microbatches: int = 1) -> CandidateStages:
+        """Return the stages of a problem; m matters for the trainer's step alone."""
         layers, units = problem.layers, list(problem.device_types.values())
         runs = tuple((first, last) for first in range(len(layers)) for last in range(first, len(layers)))
         counts = np.arange(1, max(unit.max_units for unit in units) + 1)
         seconds = np.empty((len(runs), len(units), counts.size))
-        scale = problem.batch_size / problem.profile_batch_size
         for index, (first, last) in enumerate(runs):
             inside = layers[first : last + 1]
             cut = (layers[first - 1].output_bytes_per_sample if first else 0) + (
@@ -53,15 +108,20 @@ class CandidateStages:
             sharded = sum(layer.state_bytes for layer in inside if layer.is_sharded)
             whole = sum(layer.state_bytes for layer in inside if not layer.is_sharded)
             for column, (name, unit) in enumerate(problem.device_types.items()):
-                work = sum(layer.compute_seconds[name] for layer in inside)
-                traffic = sum(layer.communication_seconds[name] for layer in inside)
-                traffic = traffic * ((counts > 1) | problem.single_replica_communicates)
-                traffic = traffic + 2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s
-                alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-                times = np.maximum(
-                    work * scale * (1 - alpha + alpha / counts),
-                    traffic * scale * (1 - beta + beta / counts),
+                work = _Work(
+                    computing=sum(layer.compute_seconds[name] for layer in inside),
+                    exchanging=sum(layer.communication_seconds[name] for layer in inside if layer.is_sharded),
+                    summing=sum(
+                        layer.communication_seconds[name] for layer in inside if not layer.is_sharded
+                    ),
+                    across=2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s,
+                    num_sharded=sum(layer.is_sharded for layer in inside),
+                    rows_per_sample=sum(layer.exchanged_rows_per_sample for layer in inside),
                 )
+                if problem.step_model is StepModel.PAPERS:
+                    times = _papers_seconds(problem, unit, work, counts)
+                else:
+                    times = _trainers_seconds(problem, unit, work, counts, num_microbatches)
                 fits = whole + sharded / counts <= (unit.memory_bytes - unit.reserved_bytes) * (1 + ROUNDING)
                 seconds[index, column] = np.where(fits & (counts <= unit.max_units), times, np.inf)
         return cls(
@@ -70,7 +130,19 @@ class CandidateStages:
             seconds=seconds,
             prices=np.array([unit.price_usd_per_hour for unit in units]),
             caps=np.array([float(unit.max_units) for unit in units]),
+            num_microbatches=num_microbatches,
         )
+
+    @classmethod
+    def of_every_length(cls, problem: SchedulingProblem) -> dict[tuple[int, int], CandidateStages]:
+        """Return fewest and most stages of plans with the same m -> the stages of such plans."""
+        lengths = range(1, problem.num_layers + 1)
+        by_m = groupby(lengths, key=lambda num_stages: microbatches_of(problem, num_stages))
+        found = {}
+        for m, alike in by_m:
+            numbers = list(alike)
+            found[numbers[0], numbers[-1]] = cls.of(problem, num_microbatches=m)
+        return found
 
     @cached_property
     def limit_seconds(self) -> float:
@@ -85,11 +157,13 @@ class CandidateStages:
         return steps / 3600
 
     def brute_force_usd(self) -> float:
-        """Return the cost of the cheapest plan, infinite where there is none, by trying them all."""
+        """Return the cost of the cheapest plan with this m, infinite where there is none, by trying them all."""
         row_of = {run: index for index, run in enumerate(self.runs)}
         best = math.inf
         for types in product(range(self.prices.size), repeat=self.problem.num_layers):
             groups = [list(members) for _, members in groupby(enumerate(types), key=lambda item: item[1])]
+            if microbatches_of(self.problem, len(groups)) != self.num_microbatches:
+                continue
             times = np.array(
                 [self.seconds[row_of[group[0][0], group[-1][0]], group[0][1]] for group in groups]
             )
@@ -113,12 +187,18 @@ class CandidateStages:
 
 
 class CheaperPlanSearch:
-    """Looks for a plan below a cost by mixed-integer programs (HiGHS), one for a longest stage time."""
+    """Looks for a plan below a cost by mixed-integer programs (HiGHS), one for a longest stage time.
 
-    def __init__(self, stages: CandidateStages) -> None:
+    Args:
+        lengths: Fewest and most stages of a plan.
+    """
+
+    def __init__(self, stages: CandidateStages, lengths: tuple[float, float] = (1, math.inf)) -> None:
         self.stages = stages
         self.num_types = stages.prices.size
         self.structure = self._chain_constraints()
+        chosen = np.ones((1, len(stages.runs) * self.num_types))
+        self.structure.append(LinearConstraint(chosen, *lengths))
         finite = np.unique(stages.seconds[np.isfinite(stages.seconds)])
         self.times = finite[finite <= stages.limit_seconds]
 

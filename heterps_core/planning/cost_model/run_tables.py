@@ -22,7 +22,11 @@ from heterps_core.planning.cost_model.stage_cost import (
     replica_memory_bytes,
 )
 from heterps_core.planning.cost_model.stage_table import StageTable
-from heterps_core.planning.cost_model.step_model import num_microbatches_of, scale_and_fraction
+from heterps_core.planning.cost_model.step_model import (
+    num_messages,
+    num_microbatches_of,
+    scale_and_fraction,
+)
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.scheduling_problem import (
     LayerCosts,
@@ -94,7 +98,7 @@ def _stage_table(
         problem, np.array([unit.compute_parallel_fraction for unit in units]), num_microbatches
     )
     communication_scale, communication_fraction = scale_and_fraction(
-        problem, np.array([unit.communication_parallel_fraction for unit in units]), num_microbatches
+        problem, np.array([unit.communication_parallel_fraction for unit in units]), 1
     )
     # Activations cross forward, their gradients back; nothing at the ends of the chain.
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in layers[:-1]), 0.0])
@@ -105,9 +109,14 @@ def _stage_table(
     if is_trainers:
         rows_seconds = by_type(lambda layer, name: layer.communication_seconds[name] * layer.is_sharded)
         rows_seconds *= communication_scale
+        messages = num_messages(sums([layer.is_sharded for layer in layers]))
+        rows = sums([layer.exchanged_rows_per_sample * problem.batch_size for layer in layers])
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
+            meeting_seconds=messages[:, None] * [unit.exchange_seconds for unit in units],
+            peer_seconds=messages[:, None] * [unit.exchange_seconds_per_peer for unit in units],
+            row_seconds=rows[:, None] * [unit.exchange_seconds_per_row for unit in units],
             sum_seconds=scale
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             single_replica_communicates=problem.single_replica_communicates,

@@ -15,6 +15,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints, taken
 from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms
+from heterps_core.planning.cost_model.replica_roots import kept_counts
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
@@ -240,9 +241,9 @@ class StageTable:
     def _least_of_trainer(self, trainer: TrainerTerms, x: Floats, held: Floats) -> Floats:
         """Return the least whole k that keeps x, of those from `held` on.
 
-        The times of a worker and of its links, and of both where the step drains, are all a + b / k - c / k^2, which
-        keeps x where (x - a) k^2 - b k + c >= 0: up to the smaller root and, where x > a, from the larger one on. So
-        the least k that keeps all is the fewest that are held or one of the larger roots.
+        Each time of a worker and of its links, and of both where the step drains, keeps x up to some count and again
+        from another one on (`replica_roots.py`). So the least k that keeps all is the fewest that are held, or the
+        first one after a gap.
         """
         in_series = self.compute_seconds * (1 - self.compute_parallel_fraction)
         divided = self.compute_seconds * self.compute_parallel_fraction
@@ -257,18 +258,21 @@ class StageTable:
             shared = path.compute_share * divided + path.links_seconds
             paths.append((path.exchange_share, fixed, shared, path.sums * trainer.sum_seconds))
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
-        smaller, larger = [], []
+        meeting = trainer.meeting_seconds - trainer.peer_seconds
+        divided_exchange = trainer.shared_seconds + trainer.row_seconds
+        counts = []
         for exchanged, fixed_alone, shared, summed in paths:
-            fixed = exchanged * trainer.fixed_seconds + summed
-            slack = x - (fixed_alone + fixed)
-            b = shared + exchanged * trainer.shared_seconds - crossing_once * fixed
-            c = crossing_once * exchanged * trainer.shared_seconds
-            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                apart = np.sqrt(np.maximum(b * b - 4 * slack * c, 0.0))
-                root = (b + apart) / (2 * slack)
-                # In the form that does not cancel.
-                smaller.append(np.where(b >= 0, 2 * c / (b + apart), (b - apart) / (2 * slack)))
-            larger.append(np.where(slack > 0, np.maximum(root, 1.0), np.inf))
+            crossing = exchanged * trainer.fixed_seconds + summed
+            counts.append(
+                kept_counts(
+                    x,
+                    fixed_alone + crossing + exchanged * meeting,
+                    shared + exchanged * divided_exchange - crossing_once * crossing,
+                    crossing_once * exchanged * trainer.shared_seconds,
+                    exchanged * trainer.peer_seconds,
+                )
+            )
+        smaller, larger = [each.last_before for each in counts], [each.first_after for each in counts]
         least = np.broadcast_to(held, larger[0].shape)
         least = np.where(self.seconds(least) <= x, least, np.inf)
         replicas = np.maximum(trainer.whole(np.maximum.reduce(larger)), held)

@@ -11,15 +11,17 @@ boundaries and the sum of a batch's gradients travel while it computes:
     ET(k) = XT(k) + max(CT(k), YT(k) + AT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k)
     YT(k) = Y s / k
-    XT(k) = (k - 1) / k  E (m (1 - beta) + beta s / k)
+    XT(k) = (k - 1) / k  E (1 - beta + beta s / k) + n (F + P (k - 1)) + W B / k   for k > 1, else 0
     AT(k) = (k - 1) / k  A s
 
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
-(the all-reduce, once a step); the shares 1 - alpha and 1 - beta are fixed costs of each micro-batch, which the papers
-count B / B_o times. What crosses boundaries belongs to rows alone; of the exchange, rows that several samples look up
-are what does not shrink. The factor (k - 1) / k, what of a replica's traffic goes to another one, is left out where a
-problem says that a single replica communicates. Replicas have whole rows of a micro-batch, and the one with most of
-them sets the pace: k stands for R / ceil(R / k), with R = B / m.
+(the all-reduce, once a step); 1 - alpha is the fixed share of each micro-batch, which the papers count B / B_o times.
+Replicas exchange the rows of a whole batch at once: 1 - beta is the share of rows that several samples look up. The
+messages of a step take a worker's processor F each, and P for each peer, so more replicas may make a stage slower;
+there are n of them (`num_messages`). The rows of a sample take W to find, to copy and to add up. Where a problem says
+that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to another one,
+is left out, and XT(1) has F and W too. Replicas have whole rows of a micro-batch, and the one with most of them sets
+the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
 DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).
@@ -104,6 +106,15 @@ def num_microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:
         return 1
     microbatches = default_microbatches if problem.drains else delayed_microbatches
     return microbatches(problem.batch_size, num_stages=num_stages)
+
+
+def num_messages(num_tables: Any) -> Any:
+    """Return n, the messages in which a stage of so many sharded layers exchanges rows in a step.
+
+    Counts and row indices of all tables are a message each, rows and gradients one for each table
+    (`embeddings/row_exchange.py`).
+    """
+    return 2 * (num_tables > 0) + 2 * num_tables
 
 
 @dataclass(frozen=True, slots=True)

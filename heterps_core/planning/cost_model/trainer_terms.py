@@ -34,13 +34,23 @@ class DrainedPath:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerTerms:
-    """What the trainer's step has besides, see `step_model.py`.
+    """Further terms of the trainer's step, see `step_model.py`.
 
-    XT(k) = (fixed + shared / k) (k - 1) / k of the exchange, and AT(k) = sum (k - 1) / k.
+    XT(k) = (fixed + shared / k) (k - 1) / k + meeting + peer (k - 1) + row / k, of which one replica has nothing, and
+    AT(k) = sum (k - 1) / k.
     """
 
     fixed_seconds: Floats
     shared_seconds: Floats
+    meeting_seconds: Floats
+    """n F."""
+
+    peer_seconds: Floats
+    """n P."""
+
+    row_seconds: Floats
+    """W B."""
+
     sum_seconds: Floats
     single_replica_communicates: bool
     """Without the factors (k - 1) / k."""
@@ -53,9 +63,10 @@ class TrainerTerms:
 
     def exchange_seconds(self, num_replicas: Floats) -> Floats:
         """Return XT(k), elementwise."""
-        return np.asarray(
-            self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
-        )
+        crossing = self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
+        work = self.meeting_seconds + self.peer_seconds * (num_replicas - 1) + self.row_seconds / num_replicas
+        exchanges = True if self.single_replica_communicates else num_replicas > 1
+        return np.asarray(crossing + work * exchanges)
 
     def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
         """Return AT(k), elementwise."""

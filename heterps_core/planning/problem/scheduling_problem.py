@@ -82,6 +82,9 @@ class LayerCosts(JsonDocument):
     up and that are not among the most used ones, for each of the problem's `hot_shares`. Empty: all stays in memory.
     """
 
+    exchanged_rows_per_sample: NotNegative = 0.0
+    """Rows that a sample looks up in a sharded layer, each of which costs its replica `exchange_seconds_per_row`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitType(JsonDocument):
@@ -136,6 +139,16 @@ class UnitType(JsonDocument):
 
     reserved_bytes: NotNegative = 0.0
     """The part of `memory_bytes` that a worker takes before any table or weight (`reserved_bytes`)."""
+
+    exchange_seconds: NotNegative = 0.0
+    """Processor time of a replica for a message in which rows of sharded layers are exchanged, whatever the number of
+    replicas. By the trainer's step alone, as are the two below; one replica exchanges nothing."""
+
+    exchange_seconds_per_peer: NotNegative = 0.0
+    """The same for each other replica."""
+
+    exchange_seconds_per_row: NotNegative = 0.0
+    """The same for each row that a replica looks up."""
 
     @property
     def usable_bytes(self) -> float:

@@ -10,7 +10,7 @@ from heterps_core.planning.cost_model.run_tables import (
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.plans.scheduling_plan import Stage
-from tests.builders import make_problem
+from tests.builders import make_problem, with_exchange_work
 from tests.heterps_core.planning.plain_stage import plain_stage
 
 
@@ -95,12 +95,15 @@ def test_the_least_replicas_are_the_first_count_that_is_fast_enough_where_one_do
     assert (table.fastest_seconds() == seconds.min(axis=0))[np.isfinite(seconds).any(axis=0)].all()
 
 
+@pytest.mark.parametrize("exchange_work", [False, True])
 @pytest.mark.parametrize("step_model", StepModel)
 @pytest.mark.parametrize("communicates", [True, False])
 @pytest.mark.parametrize("sold_in", [(1,), (4, 16)])
 def test_no_more_replicas_than_asked_for_are_charged_less_than_the_least_usd_seconds(
-    problem, step_model, communicates, sold_in
+    problem, step_model, communicates, sold_in, exchange_work
 ):
+    if exchange_work:
+        problem = with_exchange_work(problem, 3)
     sizes = tuple(
         InstanceSize(name=f"x{units}", units=units, price_usd_per_hour=round(1.5 * units**0.8, 2))
         for units in sold_in

@@ -19,9 +19,10 @@ from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate
 from heterps_core.plans.scheduling_plan import Stage
-from tests.builders import make_problem
+from tests.builders import make_problem, with_exchange_work
 from tests.heterps_core.planning.plain_stage import plain_stage
 from tests.heterps_core.planning.simulate.event_queue import simulate_by_events
+from tests.independent_planner import CandidateStages
 from tests.tiers import weekly_after
 
 
@@ -32,13 +33,17 @@ def formula_alone(monkeypatch):
     monkeypatch.setattr(evaluation, "simulate", lambda load: no_wait)
 
 
-def trainer_problem(seed, *, scarce=False, communicates=False, floor_samples_per_s=0.0, **sizes):
+def trainer_problem(
+    seed, *, scarce=False, communicates=False, exchange_work=False, floor_samples_per_s=0.0, **sizes
+):
     problem = make_problem(
         seed,
         **({"num_layers": 4, "num_types": 3} | sizes),
         scarce=scarce,
         floor_samples_per_s=floor_samples_per_s,
     )
+    if exchange_work:
+        problem = with_exchange_work(problem, seed)
     return replace(problem, step_model=StepModel.TRAINER, single_replica_communicates=communicates)
 
 
@@ -49,11 +54,14 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     most_rows = -(-(problem.batch_size // m) // stage.num_replicas)
     k = problem.batch_size / m / most_rows
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-    computing = exchanging = summing = 0.0
+    computing = exchanging = summing = handling = 0.0
     for layer in layers:
         computing += layer.compute_seconds[stage.device_type]
         if layer.is_sharded:
             exchanging += layer.communication_seconds[stage.device_type]
+            handling += 2 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
+            rows = layer.exchanged_rows_per_sample * problem.batch_size / k
+            handling += rows * unit.exchange_seconds_per_row
         else:
             summing += layer.communication_seconds[stage.device_type]
     cut_bytes = 0.0
@@ -64,7 +72,11 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     across = 2 * problem.profile_batch_size * cut_bytes / unit.bandwidth_bytes_per_s
     on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
-    exchange = to_others * exchanging * (m * (1 - beta) + beta * samples / k)
+    if any(layer.is_sharded for layer in layers):
+        handling += 2 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
+    exchange = to_others * exchanging * (1 - beta + beta * samples / k)
+    if k > 1 or problem.single_replica_communicates:
+        exchange += handling
     on_link = across * samples / k + to_others * summing * samples
     return exchange + max(on_worker, on_link)
 
@@ -86,10 +98,11 @@ def all_plans(problem: SchedulingProblem, most_replicas: int):
 
 
 @pytest.mark.usefixtures("formula_alone")
+@pytest.mark.parametrize("exchange_work", [False, True])
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communicates):
-    problem = trainer_problem(seed, communicates=communicates)
+def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communicates, exchange_work):
+    problem = trainer_problem(seed, communicates=communicates, exchange_work=exchange_work)
     random = np.random.default_rng(seed)
     plans = list(all_plans(problem, 3))
     for index in random.choice(len(plans), 200, replace=False).tolist():
@@ -103,10 +116,11 @@ def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communic
         assert problem.batch_size / found.throughput_samples_per_s == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("exchange_work", [False, True])
 @pytest.mark.parametrize("communicates", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, communicates):
-    problem = trainer_problem(seed, communicates=communicates)
+def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, communicates, exchange_work):
+    problem = trainer_problem(seed, communicates=communicates, exchange_work=exchange_work)
     names = problem.device_type_names
     table = segment_table(problem, num_microbatches=4)
     limits = np.geomspace(1e-4, 10, 60) * float(
@@ -141,10 +155,10 @@ EXTRA = ExtraCosts(
 
 @pytest.mark.usefixtures("formula_alone")
 @pytest.mark.parametrize("extra", [ExtraCosts(), EXTRA])
-@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize(("communicates", "exchange_work"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("seed", weekly_after(2, range(6)))
-def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, extra):
-    problem = trainer_problem(seed, num_types=2, communicates=communicates)
+def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, exchange_work, extra):
+    problem = trainer_problem(seed, num_types=2, communicates=communicates, exchange_work=exchange_work)
     units = {
         name: replace(unit, max_units=4, instances=(), interruptions_per_hour=0.01 * index)
         for index, (name, unit) in enumerate(problem.device_types.items())
@@ -200,8 +214,8 @@ def test_a_plan_promises_what_its_simulation_reaches_and_keeps_the_floor(seed):
 
     stages = found.stages
     count = num_microbatches_of(problem, len(stages))
-    simulated = simulate(pipeline_load(problem, stages, num_microbatches=count))
-    # The mean of some steps in the middle may lie a little below the formula.
+    # Links that are nearly as slow as the slowest worker delay it only after some twenty steps.
+    simulated = simulate(pipeline_load(problem, stages, num_microbatches=count), num_steps=40)
     assert evaluate(problem, stages).throughput_samples_per_s == pytest.approx(
         simulated.throughput_samples_per_s, rel=5e-3
     )
@@ -313,6 +327,8 @@ def drained_problem(seed, **sizes):
 @pytest.mark.parametrize("seed", range(6))
 def test_no_simulated_step_is_shorter_than_its_stages_fill_and_drain(seed):
     problem = replace(drained_problem(seed, num_layers=4), single_replica_communicates=seed > 2)
+    if seed % 2:
+        problem = with_exchange_work(problem, seed)
     random = np.random.default_rng(seed)
     plans = list(all_plans(problem, 3))
     for index in random.choice(len(plans), 25, replace=False).tolist():
@@ -330,14 +346,17 @@ def test_no_simulated_step_is_shorter_than_its_stages_fill_and_drain(seed):
             assert filled == pytest.approx(step_seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize("communicates", [False, True])
+@pytest.mark.parametrize(("communicates", "most_replicas"), [(False, 3), (True, 3), (False, 60), (True, 60)])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_least_replicas_that_fill_and_drain_in_time_are_those_that_trying_every_number_finds(
-    seed, communicates
+    seed, communicates, most_replicas
 ):
     problem = replace(drained_problem(seed, num_layers=4), single_replica_communicates=communicates)
+    if most_replicas > 3:
+        units = {name: replace(unit, max_units=most_replicas) for name, unit in problem.device_types.items()}
+        problem = with_exchange_work(replace(problem, device_types=units, batch_size=4096), seed)
     table = segment_table(problem, num_microbatches=4)
-    counts = np.arange(1.0, 4.0)
+    counts = np.arange(1.0, most_replicas + 1.0)
     seconds = np.array([table.seconds(np.full(table.memory_replicas.shape, k)) for k in counts])
     seconds[counts[:, None, None] < table.memory_replicas] = np.inf
     limits = np.unique(seconds[np.isfinite(seconds)])
@@ -346,6 +365,37 @@ def test_the_least_replicas_that_fill_and_drain_in_time_are_those_that_trying_ev
 
     is_enough = seconds[None] <= limits[:, None, None, None]
     assert (found == np.where(is_enough.any(axis=1), is_enough.argmax(axis=1) + 1.0, np.inf)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_more_replicas_than_some_count_make_a_stage_slower_where_peers_cost_time(seed):
+    """The least replicas for each time that 1 to 300 of them reach, which falls with the first and then rises."""
+    problem = trainer_problem(seed, exchange_work=True, max_units=300)
+    table = segment_table(problem, num_microbatches=4)
+    counts = np.arange(1.0, 301.0)
+    seconds = np.array([table.seconds(np.full(table.memory_replicas.shape, k)) for k in counts])
+    seconds[counts[:, None, None] < table.memory_replicas] = np.inf
+    fastest = seconds.argmin(axis=0) + 1.0
+    assert ((fastest > table.memory_replicas) & (fastest < 250)).any()
+    limits = np.unique(np.concatenate([seconds[:, segment_row(0, 3), 0], seconds.min(axis=0).ravel()]))
+
+    found = table.least_replicas(limits[np.isfinite(limits)])
+
+    is_enough = seconds[None] <= limits[np.isfinite(limits)][:, None, None, None]
+    assert (found == np.where(is_enough.any(axis=1), is_enough.argmax(axis=1) + 1.0, np.inf)).all()
+
+
+@pytest.mark.usefixtures("formula_alone")
+@pytest.mark.parametrize("seed", weekly_after(3, range(12)))
+def test_an_independent_program_finds_no_cheaper_plan_where_peers_cost_time(seed):
+    problem = trainer_problem(seed, exchange_work=True, max_units=(4, 60, 300)[seed % 3])
+    everything = CandidateStages.of_every_length(problem).values()
+    expected = min(stages.brute_force_usd() for stages in everything)
+
+    found = find_optimum(problem)
+
+    assert found.cost_usd == pytest.approx(expected, rel=1e-9)
+    assert found.cost_lower_bound_usd <= expected * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(6))
