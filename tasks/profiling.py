@@ -19,9 +19,9 @@ from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
-from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, LayerProfile
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import profile_model
+from heterps_core.profiling.profile_cache import local_profiles, with_estimates
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
@@ -108,9 +108,10 @@ class ProfiledModel:
         """What was profiled, in one line."""
         measured = "".join(f"; {name} {kept}" for name, kept in self.measured.items())
         estimated = ", ".join(self.estimated_device_types) or "none"
+        busy = self.local_profile.busy_text
         return (
             f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}"
-            f"{measured}; estimated for {estimated}{self._general_path}"
+            f"{measured}; estimated for {estimated}{self._general_path}{f'; {busy}' if busy else ''}"
         )
 
     @property
@@ -202,9 +203,9 @@ def profile_layers(
     )
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
-    local_profile = profile_model(request, graph, (), cache_directory=cache)[LOCAL_DEVICE_TYPE]
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
-    profiles = profile_model(large_request, graph, device_types, cache_directory=cache)
+    local_profile, large_profile = local_profiles([request, large_request], graph, cache_directory=cache)
+    profiles = with_estimates(graph, large_profile, device_types)
     measured = _measured_device_types(workspace, large_request, graph, device_types)
     for name, kept in measured.items():
         profiles[name] = kept.in_place_of(profiles[name])

@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         require_cuda()
     profiles = profile_model(request, trace_model(request), options.device_types, cache_directory=None)
     if options.device == "cuda":
-        on_gpu = measure_in_fresh_process(replace(request, device="cuda"))
+        (on_gpu,) = measure_in_fresh_process(replace(request, device="cuda"))
         profiles = {**profiles, on_gpu.device_type: on_gpu}
     if options.output is not None:
         _write_profiles(options.output, list(profiles.values()))

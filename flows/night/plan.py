@@ -293,6 +293,7 @@ class _PlanSearch:
             hardware=hardware,
             is_estimated=bool(profiled.estimated_device_types),
             uncounted=profiled.graph.uncounted_text,
+            busy=profiled.local_profile.busy_text,
             tables=tables_table(
                 dataset.manifest.columns,
                 dataset.features.slot_rows,

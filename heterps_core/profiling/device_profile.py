@@ -65,7 +65,7 @@ class DeviceProfile(JsonDocument):
         """Return the measured times of layers in the place of estimated ones.
 
         Kept from the estimate are what one machine alone cannot tell: the links to other machines, the row indices
-        of the data, and layers that were not measured.
+        of the data and the time to read them, and layers that were not measured.
         """
         return replace(
             estimate,
@@ -83,7 +83,14 @@ class DeviceProfile(JsonDocument):
 
 def _measured_where_known(measured: LayerProfile, estimate: LayerProfile, name: str) -> Any:
     return tuple(
-        other if own.is_estimated else replace(own, exchanged_bytes=other.exchanged_bytes)
+        other
+        if own.is_estimated
+        else replace(
+            own,
+            exchanged_bytes=other.exchanged_bytes,
+            feed_ms=other.feed_ms,
+            feed_start_ms=other.feed_start_ms,
+        )
         for own, other in zip(getattr(measured, name), getattr(estimate, name), strict=True)
     )
 

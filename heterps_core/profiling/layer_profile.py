@@ -6,7 +6,7 @@ How well a stage scales over replicas follows from the two: each of two replicas
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
@@ -21,6 +21,8 @@ LOCAL_DEVICE_TYPE = "local-cpu"
 """Name of the device type whose unit is one core of the machine that runs the profiler."""
 
 LOCAL_GPU_DEVICE_TYPE = "local-gpu"
+
+_MOST_CLOCK_OVER_PROCESSOR = 1.25
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +82,34 @@ class LayerTiming:
 
     is_estimated: bool
     source: str
+    feed_ms: float = 0.0
+    """Reading the batch's rows: the part that grows with them. 0 for all layers but the first embedding."""
+
+    feed_start_ms: float = 0.0
+    """Reading the rows of a training batch: the part that does not depend on their number."""
+
+    @property
+    def once_ms(self) -> float:
+        """What is done once a training batch: a dense update, and the start of reading."""
+        return self.feed_start_ms + (0.0 if self.is_sharded else self.update.median_ms)
 
     def compute_ms(self, *, update_share: float) -> float:
-        """Return forward, backward and update time.
+        """Return forward, backward and update time, and that of reading the rows.
 
-        A batch bears `update_share` of a dense update, which is done once a training batch.
+        A batch bears `update_share` of what is done once a training batch.
         """
-        update_ms = self.update.median_ms * (1.0 if self.is_sharded else update_share)
-        return self.forward.median_ms + self.backward.median_ms + update_ms
+        update_ms = self.update.median_ms if self.is_sharded else 0.0
+        passes_ms = self.forward.median_ms + self.backward.median_ms
+        return passes_ms + update_ms + self.feed_ms + update_share * self.once_ms
+
+    def scaled(self, factor: float) -> LayerTiming:
+        """Return the timing with `factor` times the time of each phase."""
+        return replace(
+            self,
+            forward=self.forward.scaled(factor),
+            backward=self.backward.scaled(factor),
+            update=self.update.scaled(factor),
+        )
 
     @property
     def spread_ms(self) -> float:
@@ -135,13 +157,35 @@ class LayerProfile(JsonDocument):
     """Limits of one unit: measured, or published where the profile is an estimate or imported; None if unknown."""
 
     sum_over_step: float | None
-    """Sum of all layers' times over the time of a whole step of the chain in the same run; None for estimates."""
+    """Sum of the times of layers alone over the time of a step of the trainer, to which they were scaled; None for
+    estimates."""
 
     measured_at: str
     """ISO 8601; empty for an imported profile, whose file does not say."""
 
     general_layers: tuple[str, ...] = ()
     """Layers that train on autograd's general path; the trainer runs the others fused."""
+
+    precision: str = "float32"
+    """In what dense layers multiply."""
+
+    clock_over_processor: float = 1.0
+    """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""
+
+    @property
+    def was_busy(self) -> bool:
+        """Other processes took the core for more than a fifth of the measurement."""
+        return self.clock_over_processor > _MOST_CLOCK_OVER_PROCESSOR
+
+    @property
+    def busy_text(self) -> str:
+        """What a busy machine means for the times, in one line; empty where it was idle."""
+        if not self.was_busy:
+            return ""
+        return (
+            f"this machine was busy while layers were timed ({self.clock_over_processor:.1f} s passed for a second "
+            "on a core): predicted speeds are of an idle one, up to a fifth too slow"
+        )
 
     @property
     def general_share(self) -> float:

@@ -19,7 +19,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.training.job import TrainingConfig, TrainingJob
+from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.failures import OutOfMemoryError
 from heterps_core.training.node.host_memory import MemoryWatch
 
@@ -58,8 +58,8 @@ class ProfileRequest(JsonDocument):
     dataset_fingerprint: str = ""
     """Fingerprint of that data set; a profile of other data is another profile."""
 
-    budget_s: float = 2.5
-    """Time for the repeats; loading torch and making tables comes on top."""
+    budget_s: float = 1.0
+    """Time for the repeats, on a core; loading torch and making tables comes on top."""
 
     seed: int = 0
 
@@ -81,14 +81,21 @@ class ProfileRequest(JsonDocument):
         return "Zipf's law, exponent 1" if self.dataset is None else f"data set {self.dataset_fingerprint}"
 
 
-def measure_in_fresh_process(request: ProfileRequest) -> LayerProfile:
-    """Measure a model on this machine; see `layer_profiler.measure`.
+def measure_in_fresh_process(*requests: ProfileRequest) -> list[LayerProfile]:
+    """Measure a model on this machine, for requests that differ in batch size alone; see `layer_profiler.measure`.
 
     Raises:
         HeterpsError: The process failed or hung; the message holds the end of what it said.
         OutOfMemoryError: The kernel killed it for lack of memory.
     """
-    return LayerProfile.from_json(_measured("heterps_core.profiling.layer_profiler", request, request))
+    documents = _measured(
+        "heterps_core.profiling.layer_profiler",
+        [request.to_json() for request in requests],
+        model=requests[0].model,
+        batch_size=max(request.batch_size for request in requests),
+    )
+    assert isinstance(documents, list)
+    return [LayerProfile.from_json(document) for document in documents]
 
 
 def measure_step_seconds(job: TrainingJob) -> float:
@@ -97,18 +104,21 @@ def measure_step_seconds(job: TrainingJob) -> float:
     Raises:
         HeterpsError: As `measure_in_fresh_process`.
     """
-    seconds = _measured("heterps_core.profiling.step_profiler", job, job.config)
+    seconds = _measured(
+        "heterps_core.profiling.step_profiler",
+        job.to_json(),
+        model=job.model,
+        batch_size=job.config.batch_size,
+    )
     assert isinstance(seconds, float)
     return seconds
 
 
-def _measured(
-    program: str, asked: ProfileRequest | TrainingJob, sizes: ProfileRequest | TrainingConfig
-) -> object:
-    """Run a module on a folder with what is asked, and return the document that it adds."""
+def _measured(program: str, asked: object, *, model: str, batch_size: int) -> object:
+    """Run a module on a folder with a JSON document, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)
-        (folder / REQUEST_NAME).write_text(json.dumps(asked.to_json()), encoding="utf-8")
+        (folder / REQUEST_NAME).write_text(json.dumps(asked), encoding="utf-8")
         environment = {
             **os.environ,
             THREADS_VARIABLE: ONE_CORE,
@@ -127,15 +137,13 @@ def _measured(
             )
         except subprocess.TimeoutExpired as error:
             raise HeterpsError(
-                f"profiling {asked.model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
-                f"lower the batch size, which is {sizes.batch_size}"
+                f"profiling {model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
+                f"lower the batch size, which is {batch_size}"
             ) from error
-        shortage = memory.shortage(f"profiling {asked.model!r}") if finished.returncode in KILLED else None
+        shortage = memory.shortage(f"profiling {model!r}") if finished.returncode in KILLED else None
         if shortage is not None:
             raise OutOfMemoryError(shortage)
         if finished.returncode != 0:
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
-            raise HeterpsError(
-                f"profiling {asked.model!r} failed with exit status {finished.returncode}:\n{said}"
-            )
+            raise HeterpsError(f"profiling {model!r} failed with exit status {finished.returncode}:\n{said}")
         return json.loads((folder / RESULT_NAME).read_text(encoding="utf-8"))

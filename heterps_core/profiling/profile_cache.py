@@ -9,18 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.hardware import moment_of
 from heterps_core.json_codec import JsonDocument
 from heterps_core.json_file import replace_json
 from heterps_core.models.model_graph import ModelGraph
+from heterps_core.profiling import LOCAL_VALID_FOR
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
-from heterps_core.profiling.machine import software_versions, this_machine
+from heterps_core.profiling.machine import num_cores, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,9 @@ def _profile_name(
     if request.precision != "float32":
         # Earlier versions had no choice; their rented measurements are found again.
         values["precision"] = request.precision
+    if device_type == LOCAL_DEVICE_TYPE:
+        # Earlier versions measured plain layers by the clock.
+        values["measured"] = "layers of a stage in processor time"
     text = json.dumps(values, sort_keys=True)
     return f"{device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
@@ -91,34 +98,69 @@ def keep_profile(path: Path, profile: JsonDocument) -> None:
         logger.warning("the profile is not kept in %s: %s", path, error)
 
 
-def profile_model(
-    request: ProfileRequest, graph: ModelGraph, device_types: Iterable[str], *, cache_directory: Path | None
-) -> dict[str, LayerProfile]:
-    """Return a profile for each device type, `LOCAL_DEVICE_TYPE` always among them and first.
+def local_profiles(
+    requests: Sequence[ProfileRequest], graph: ModelGraph, *, cache_directory: Path | None
+) -> list[LayerProfile]:
+    """Return this machine's profile for each request, kept or measured; the requests differ in batch size alone.
 
     The graph is that of `layer_profiler.trace_model`; without a cache directory nothing is kept.
 
     Raises:
-        UnknownNameError: A device type is not known.
         HeterpsError: The measurement failed.
+    """
+    machine, software, now = this_machine().fingerprint(), software_versions(), datetime.now(UTC)
+    names = {
+        request: _profile_name(
+            request,
+            graph,
+            device_type=LOCAL_DEVICE_TYPE,
+            hardware_fingerprint=machine,
+            software=software,
+        )
+        for request in requests
+    }
+    found: dict[ProfileRequest, LayerProfile] = {}
+    for request, name in names.items():
+        kept = None if cache_directory is None else kept_profile(cache_directory / name, LayerProfile)
+        if kept is not None and _counts_still(kept, now):
+            found[request] = kept
+    missing = [request for request in names if request not in found]
+    if missing:
+        measured = measure_in_fresh_process(*missing)
+        found |= zip(missing, measured, strict=True)
+        if cache_directory is not None:
+            for request, profile in zip(missing, measured, strict=True):
+                keep_profile(cache_directory / names[request], profile)
+    return [found[request] for request in requests]
+
+
+def _counts_still(kept: LayerProfile, now: datetime) -> bool:
+    """Tell whether a kept profile is neither old, nor of a machine that was busy then and is idle now."""
+    if now >= moment_of(kept.measured_at) + LOCAL_VALID_FOR:
+        return False
+    return not (kept.was_busy and os.getloadavg()[0] < num_cores())
+
+
+def with_estimates(
+    graph: ModelGraph, measured: LayerProfile, device_types: Iterable[str]
+) -> dict[str, LayerProfile]:
+    """Return a profile for each device type, this machine's own first.
+
+    Raises:
+        UnknownNameError: A device type is not known.
     """
     wanted = [name for name in dict.fromkeys(device_types) if name != LOCAL_DEVICE_TYPE]
     try:
         hardware = [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    name = _profile_name(
-        request,
-        graph,
-        device_type=LOCAL_DEVICE_TYPE,
-        hardware_fingerprint=this_machine().fingerprint(),
-        software=software_versions(),
-    )
-    path = None if cache_directory is None else cache_directory / name
-    measured = None if path is None else kept_profile(path, LayerProfile)
-    if measured is None:
-        measured = measure_in_fresh_process(request)
-        if path is not None:
-            keep_profile(path, measured)
     estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
     return {LOCAL_DEVICE_TYPE: measured, **estimates}
+
+
+def profile_model(
+    request: ProfileRequest, graph: ModelGraph, device_types: Iterable[str], *, cache_directory: Path | None
+) -> dict[str, LayerProfile]:
+    """Return what `with_estimates` does of the profile that `local_profiles` returns; raises as these."""
+    (measured,) = local_profiles([request], graph, cache_directory=cache_directory)
+    return with_estimates(graph, measured, device_types)

@@ -52,6 +52,36 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
     return [batch.rows(first, first + request.batch_size) for first in firsts]
 
 
+class RowFeed:
+    """Reads batches of the request's data set in the order of training, as the feed of a single worker does.
+
+    Args:
+        request: Has a data set.
+        features: As `click_batches`.
+        batch_size: Rows of a batch; a data set of fewer rows gives them more than once.
+    """
+
+    def __init__(self, request: ProfileRequest, features: FeatureSpec, batch_size: int) -> None:
+        assert request.dataset is not None
+        self._dataset = PreparedDataset.open(request.dataset)
+        self._request, self._features, self._batch_size = request, features, batch_size
+        self._num_read = 0
+
+    def next_batch(self) -> ClickBatch:
+        """Read the next batch; after the last one of an epoch the next epoch begins."""
+        size = min(self._batch_size, self._dataset.num_train_rows)
+        epoch, index = divmod(self._num_read, self._dataset.num_batches(size))
+        self._num_read += 1
+        rows = self._dataset.batch_rows(epoch, index, batch_size=size, seed=self._request.seed)
+        batch = self._dataset.batch(np.resize(rows, self._batch_size))
+        if (
+            self._features.slot_rows != self._request.features.slot_rows
+            and self._features.dynamic_ids is None
+        ):
+            batch = replace(batch, ids=_wrapped(batch.ids, self._features))
+        return batch
+
+
 def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:
     """Return row indices [B, K] in tables of fewer rows; missing values and the ends of lists keep theirs."""
     last_rows = np.repeat(np.array(features.slot_rows, dtype=np.int64) - 1, features.slot_lengths)

@@ -78,7 +78,7 @@ def _measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> D
         HeterpsError: The measurement failed, or torch sees no card on a node that was rented for it.
     """
     is_gpu = get_device_type(node.device_type).kind is DeviceKind.GPU
-    profile = measure_in_fresh_process(
+    (profile,) = measure_in_fresh_process(
         replace(request, device="cuda" if is_gpu and not is_dry_run else "cpu")
     )
     stands_for = " (dry run: not the device type)" if is_dry_run else ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,15 @@ class Timing:
     def estimated(cls, time_ms: float) -> Timing:
         """Return a time that was not measured: no spread, no repeats."""
         return cls(median_ms=time_ms, low_ms=time_ms, high_ms=time_ms, num_repeats=0)
+
+    def scaled(self, factor: float) -> Timing:
+        """Return `factor` times the time, with the same relative spread."""
+        return replace(
+            self,
+            median_ms=factor * self.median_ms,
+            low_ms=factor * self.low_ms,
+            high_ms=factor * self.high_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

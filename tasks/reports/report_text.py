@@ -66,6 +66,7 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
         ("rows", f"{report.data}: {report.num_train_rows:,} to train on, {held_out}"),
         ("plan", _machines_text(report)),
         ("proof", gap_text(report.chosen.plan)),
+        *([("busy", report.busy)] if report.busy else []),
     ]
     if not isinstance(report, RunReport):
         return [*found, ("cost", cost), ("speed", speed), ("launched", "nothing")]

@@ -210,18 +210,7 @@ def profiles_for_larger_tables(
 
 
 def _slower(timing: LayerTiming, factor: float) -> LayerTiming:
-    if not timing.is_sharded:
-        return timing
-    forward, backward, update = (
-        replace(
-            phase,
-            median_ms=factor * phase.median_ms,
-            low_ms=factor * phase.low_ms,
-            high_ms=factor * phase.high_ms,
-        )
-        for phase in (timing.forward, timing.backward, timing.update)
-    )
-    return replace(timing, forward=forward, backward=backward, update=update)
+    return timing.scaled(factor) if timing.is_sharded else timing
 
 
 def _in_stage_seconds(

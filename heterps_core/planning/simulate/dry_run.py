@@ -176,9 +176,8 @@ def _nominal_compute_seconds(
     .. math:: \frac{k B_o}{B} \Big(U + m F + \frac{B}{k} V\Big)
 
     with m micro-batches, V the seconds of a sample and F those of a micro-batch of any size, from the times at B_o
-    and at half of it, and U a dense update, which is done once.
+    and at half of it, and U what is done once a training batch.
     """
-    dense_update = 0.0 if profile.timings[layer].is_sharded else profile.timings[layer].update.median_ms
     whole, half = (
         timings[layer].compute_ms(update_share=0.0)
         for timings in (profile.timings, profile.half_batch_timings)
@@ -186,7 +185,11 @@ def _nominal_compute_seconds(
     per_sample = (whole - half) / (profile.batch_size - profile.half_batch_size)
     per_sample = min(max(per_sample, 0.0), whole / profile.batch_size)
     per_microbatch = whole - per_sample * profile.batch_size
-    milliseconds = dense_update + num_microbatches * per_microbatch + batch_size / num_replicas * per_sample
+    milliseconds = (
+        profile.timings[layer].once_ms
+        + num_microbatches * per_microbatch
+        + batch_size / num_replicas * per_sample
+    )
     return num_replicas * profile.update_share(batch_size) * milliseconds / MS_PER_S
 
 

@@ -164,3 +164,15 @@ def test_refuses_to_calibrate_on_an_estimate():
 
     with pytest.raises(ConfigurationError, match="profile the model on this machine first"):
         estimate_profile(GRAPH, estimate, DEVICE_TYPES["cpu-c5"])
+
+
+@pytest.mark.parametrize(("name", "feed_ms"), [("cpu-c7i", 40.0), ("gpu-t4", 0.0)])
+def test_rows_are_read_on_the_core_that_computes_but_beside_a_card(name, feed_ms):
+    whole, half = make_profile().timings, make_profile().half_batch_timings
+    fed = [(replace(timings[0], feed_ms=40.0), *timings[1:]) for timings in (whole, half)]
+
+    estimate = estimate_profile(GRAPH, make_profile(*fed), DEVICE_TYPES[name])
+
+    assert [timings[0].feed_ms for timings in (estimate.timings, estimate.half_batch_timings)] == [
+        feed_ms
+    ] * 2

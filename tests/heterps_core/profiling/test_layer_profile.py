@@ -5,6 +5,7 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.profiling.layer_profile import LayerProfile, _parallel_fraction
+from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile, make_timing
 
 
@@ -51,6 +52,29 @@ def test_beta_grows_with_the_boundary_of_a_stage():
     found = make_profile().communication_parallel_fraction(batch_size=100, boundary_bytes_per_sample=60)
 
     assert found == pytest.approx((1 - 7_000 / 11_000) * 2)
+
+
+def test_reading_rows_is_charged_for_each_row_and_its_start_once_a_training_batch():
+    embedding = replace(make_timing(EMBEDDING, 300.0, 200.0, 500.0), feed_ms=40.0, feed_start_ms=8.0)
+    profile = make_profile(timings=(embedding, make_timing(DENSE, 1_000.0, 2_000.0, 400.0)))
+
+    # 1000 ms of the layer, 40 of its 100 rows, and a quarter of what each batch of 400 rows begins with.
+    assert profile.compute_seconds(0, batch_size=400) == pytest.approx(1.042)
+
+
+def test_scaled_times_keep_their_relative_spread():
+    phase = Timing(median_ms=4.0, low_ms=3.0, high_ms=6.0, num_repeats=9)
+    timing = replace(make_timing(DENSE, 0.0, 0.0, 0.0), forward=phase, feed_ms=5.0)
+
+    assert timing.scaled(0.5).forward == Timing(median_ms=2.0, low_ms=1.5, high_ms=3.0, num_repeats=9)
+    assert timing.scaled(0.5).feed_ms == 5.0
+
+
+def test_only_a_profile_of_a_busy_machine_says_so():
+    idle, busy = (replace(make_profile(), clock_over_processor=factor) for factor in (1.1, 4.2))
+
+    assert (idle.was_busy, idle.busy_text) == (False, "")
+    assert "4.2 s passed for a second" in busy.busy_text
 
 
 def test_a_dense_update_is_charged_once_a_training_batch():

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from flows.commands import profile as command
-from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
@@ -75,7 +74,7 @@ def command_result(tmp_path_factory, request_for_dataset):
 
 @pytest.fixture(scope="module")
 def measured(request_for_dataset):
-    return measure_in_fresh_process(request_for_dataset)
+    return measure_in_fresh_process(request_for_dataset)[0]
 
 
 def test_every_layer_of_the_chain_is_timed_in_order(measured, request_for_dataset):
@@ -97,17 +96,19 @@ def test_layers_with_parameters_are_updated_and_others_are_not(measured):
 
 
 def test_the_layers_together_are_compared_with_a_whole_step(monkeypatch):
-    """By a clock that moves on by a millisecond whenever it is read, each phase takes one, and so does a step."""
+    """By a clock that moves on by a millisecond whenever it is read, each phase takes one; a step has two phases."""
     readings = itertools.count()
     monkeypatch.setattr(layer_profiler, "clock_of", lambda device: lambda: next(readings) / 1_000)
     num_threads = torch.get_num_threads()
     try:
-        profile = layer_profiler.measure(SMALL)
+        (profile,) = layer_profiler.measure([SMALL])
     finally:
         torch.set_num_threads(num_threads)
 
     # Eight layers go forward and backward, and five of them have parameters to update.
-    assert profile.sum_over_step == pytest.approx(8 * 2 + 5)
+    assert profile.sum_over_step == pytest.approx((8 * 2 + 5) / 2)
+    for timings in (profile.timings, profile.half_batch_timings):
+        assert sum(timing.compute_ms(update_share=1.0) for timing in timings) == pytest.approx(2.0)
 
 
 def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):
@@ -176,7 +177,7 @@ def test_a_measurement_that_the_kernel_kills_is_reported_from_another_death(
     monkeypatch.setattr(host_memory, "_num_memory_kills", lambda: next(counts))
 
     with pytest.raises(OutOfMemoryError if is_memory else HeterpsError) as failure:
-        measuring_process._measured("ends_by_kill", SMALL, SMALL)
+        measuring_process._measured("ends_by_kill", [], model="ctrdnn", batch_size=64)
 
     expected = (
         "profiling 'ctrdnn' must fit into memory, but the kernel killed its process for lack of it"
@@ -213,22 +214,8 @@ def test_made_up_row_numbers_follow_zipfs_law():
     assert ids.max(axis=0).tolist() == [50, 39]
 
 
-def test_bfloat16_multiplies_in_bfloat16_and_hands_on_float32():
-    torch.manual_seed(0)
-    linear, activation = torch.nn.Linear(40, 30), torch.randn(8, 40)
-    batch = ClickBatch(dense=torch.empty(8, 0), ids=torch.empty(8, 0).long(), labels=torch.zeros(8))
-
-    whole, short = (
-        layer_profiler._run_layers([linear], batch, activation, precision)
-        for precision in ("float32", "bfloat16")
-    )
-
-    assert torch.equal(whole, linear(activation))
-    assert torch.equal(short, linear.bfloat16()(activation.bfloat16()).float())
-
-
 def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
-    profile = measure_in_fresh_process(
+    (profile,) = measure_in_fresh_process(
         replace(SMALL, precision="bfloat16", dense_optimizer="sgd", embedding_optimizer="sgd", budget_s=0.1)
     )
 
@@ -245,13 +232,13 @@ from heterps_core.profiling.layer_profiler import measure, trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
 
 asked = ProfileRequest.from_json(json.loads(sys.stdin.read()))
-measure(asked)
+measure([asked])
 layer_profiler.PROFILED_TABLE_BYTES = 64 * 2**20
 rows = int(300e6 / 68 / len(asked.features.slot_rows))
 large = replace(asked, features=replace(asked.features, slot_rows=(rows,) * len(asked.features.slot_rows)))
 held = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (held + 280_000_000, held + 280_000_000))
-profile = measure(large)
+(profile,) = measure([large])
 assert profile.graph_fingerprint == trace_model(large).fingerprint()
 print(profile.timings[0].forward.median_ms)
 """

@@ -1,5 +1,6 @@
 import logging
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -9,7 +10,13 @@ from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profile_cache import _profile_name, keep_profile, kept_profile, profile_model
+from heterps_core.profiling.profile_cache import (
+    _counts_still,
+    _profile_name,
+    keep_profile,
+    kept_profile,
+    profile_model,
+)
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
@@ -40,7 +47,7 @@ def test_a_kept_profile_is_read_by_later_runs(tmp_path):
 
 def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_types(tmp_path):
     # A model of this name is nowhere: measuring it would fail.
-    kept = make_profile()
+    kept = replace(make_profile(), measured_at=datetime.now(UTC).isoformat())
     keep_profile(tmp_path / make_key(machine=this_machine()), kept)
 
     found = profile_model(REQUEST, GRAPH, ["local-cpu", "gpu-t4", "gpu-t4"], cache_directory=tmp_path)
@@ -48,6 +55,28 @@ def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_t
     assert list(found) == ["local-cpu", "gpu-t4"]
     assert found["local-cpu"] == kept
     assert found["gpu-t4"] == estimate_profile(GRAPH, kept, get_device_type("gpu-t4"))
+
+
+@pytest.mark.parametrize(
+    ("age", "clock_over_processor", "load", "counts"),
+    [
+        (timedelta(days=6), 1.0, 9.0, True),
+        (timedelta(days=8), 1.0, 9.0, False),
+        (timedelta(hours=1), 4.0, 9.0, True),
+        (timedelta(hours=1), 4.0, 0.0, False),
+    ],
+    ids=["fresh", "old", "busy-then-and-now", "busy-then-and-idle-now"],
+)
+def test_a_kept_profile_counts_until_it_is_old_or_a_busy_machine_is_idle(
+    monkeypatch, age, clock_over_processor, load, counts
+):
+    now = datetime(2026, 11, 26, tzinfo=UTC)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    kept = replace(
+        make_profile(), measured_at=(now - age).isoformat(), clock_over_processor=clock_over_processor
+    )
+
+    assert _counts_still(kept, now) is counts
 
 
 @pytest.mark.parametrize(

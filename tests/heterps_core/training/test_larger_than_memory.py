@@ -49,7 +49,7 @@ def pass_a_night(folder: Path) -> None:
         checkpoint_interval_steps=20,
         embedding_memory_bytes=50_000_000,
     )
-    profile = measure_in_fresh_process(
+    (profile,) = measure_in_fresh_process(
         ProfileRequest(model=MODEL, features=dataset.features, batch_size=64, budget_s=0.2)
     )
     run = RunDirectory(str(folder / "run"))

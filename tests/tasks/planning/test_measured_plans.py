@@ -39,7 +39,7 @@ def profiled(dataset: PreparedDataset) -> ProfiledModel:
     graph = trace_model(request)
     return ProfiledModel(
         graph=graph,
-        local_profile=measure_in_fresh_process(request),
+        local_profile=measure_in_fresh_process(request)[0],
         planned_graph=graph,
         profiles={},
         planned_request=request,
