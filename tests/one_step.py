@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from heterps_core.data.batch import ClickBatch
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.replica_batches import cut_batch
 
 
 def train_one_step(
@@ -24,3 +28,13 @@ def train_one_step(
         model.update_dense(dense_learning_rate)
     model.update_rows(embedding_learning_rate)
     return losses
+
+
+def announced_microbatches(
+    model: StageModel, runner: StageRunner, batch: ClickBatch, *, num_microbatches: int
+) -> list[MicroBatch]:
+    """Return this replica's slices of a batch; the rows that they look up are requested once, as in training."""
+    slices = runner.row_slices(batch.num_rows, num_microbatches)
+    rows = torch.cat([torch.arange(mine.first, mine.stop) for _, mine in slices])
+    own = ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
+    return cut_batch(own, slices, model)

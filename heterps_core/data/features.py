@@ -46,7 +46,7 @@ class DynamicIds(JsonDocument):
     json_form = JsonForm(is_strict=True)
 
     min_sightings: Annotated[int, count(1_000)] = 2
-    """Micro-batches with a value, from which on it has a row of its own; before, it reads its bucket's shared row."""
+    """Batches with a value, from which on it has a row of its own; before, it reads its bucket's shared row."""
 
     time_to_live_days: Annotated[int, count(3_650)] = 7
     """A value that none of the last so many days had is removed at the end of a night."""

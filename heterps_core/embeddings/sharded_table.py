@@ -1,19 +1,21 @@
 """An embedding table whose rows are divided among the replicas of a stage.
 
-A look-up sends each distinct row index to its owner and gets the row back; the backward pass sends the summed
-gradients the same way, and the owner applies them once a step. With one replica nothing is exchanged, and the
-arithmetic is the same. Every replica of a stage must make the same look-ups in the same order, also with no rows.
+Each distinct row of a batch travels once, however many micro-batches look it up (`row_exchange`): the first look-up
+fetches the rows from their owners, and the update sends the summed gradients back. With one replica nothing is
+exchanged, and the arithmetic is the same. Every replica of a stage must make the same look-ups in the same order,
+also with no rows.
 
-Shapes: B samples of a look-up, S rows that each looks up, U distinct ones, R rows of this shard, D width of a row,
-X = S * D; with bags, which sum rows, X = G * D.
+Shapes: B samples of a look-up, S rows that each looks up, U distinct rows of a batch, R rows of this shard, D width
+of a row, X = S * D; with bags, which sum rows, X = G * D.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -24,33 +26,12 @@ from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import IdIndex, IdLayout
 from heterps_core.embeddings.initial_rows import initial_rows
+from heterps_core.embeddings.row_exchange import Counts, LookupRows, RowExchange, trade_requests
 from heterps_core.embeddings.row_kernels import kernels_for
 from heterps_core.embeddings.row_lists import distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
 from heterps_core.embeddings.row_range import RowRange, rows_per_shard, shard_rows
 from heterps_core.transport.shared_memory import use_huge_pages
-
-
-@dataclass(frozen=True, slots=True)
-class RowExchange:
-    """Rows that replicas request from one another in one look-up; gradients go the opposite way."""
-
-    inverse_BS: Tensor
-    """Position in the distinct rows of each looked-up row."""
-
-    num_distinct: int
-    sent_counts: list[int]
-    """Rows asked for, by owner."""
-
-    received_counts: list[int]
-    """Rows of this shard that were asked for, by replica."""
-
-    local_rows: Tensor
-    """On the table's device, as the positions are: those rows, relative to the first one of the shard; dynamic ids
-    as they are."""
-
-    found_rows: Tensor | None = None
-    """Answer of `IdIndex.find` for `local_rows`, with dynamic ids."""
 
 
 class ShardedTable:
@@ -116,50 +97,26 @@ class ShardedTable:
         for tensor in (*self._tensors().values(), self._changed_R):
             use_huge_pages(tensor)
         self._pending: list[tuple[Tensor, Tensor]] = []
-        self._expected: RowExchange | None = None
+        self._expected: LookupRows | None = None
+        self._trained: list[RowExchange] = []
+        """Exchanges that have gradients to send."""
+
+        self._num_updates = 0
         # Autograd calls a function's backward only where an input needs a gradient.
         self._anchor = torch.zeros(1, requires_grad=True, device=device)
 
     @property
     def looks_ahead(self) -> bool:
-        """The rows of a look-up are asked for, or found, by `exchange_row_numbers` before it."""
+        """Rows are requested, or those of dynamic ids found, before a look-up; see `exchange_row_numbers`."""
         return self.group is not None or self.ids is not None
 
-    def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
-        """Tell the owners which rows a look-up will ask for, who find those of dynamic ids.
+    def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> LookupRows:
+        """Do what the function of that name does, for this table alone."""
+        return exchange_row_numbers([(self, rows_BS)], group=group)[0]
 
-        `group` are the same replicas, for messages that do not mix with those of look-ups; by default the table's.
-
-        It may run ahead of the look-up, also on a thread of its own: nothing is read but row indices. Hand the
-        result to `expect` right before the look-up.
-
-        Raises:
-            IndexError: A row is not in the table.
-        """
-        group = group or self.group
-        if group is None:
-            assert self.ids is not None
-            return RowExchange(rows_BS, rows_BS.numel(), [], [], rows_BS, self.ids.find(rows_BS))
-        rows_U, inverse_BS = self._distinct(rows_BS)
-        # Distinct rows are ascending and shards are contiguous, so they are in the owners' order already.
-        first_U = (
-            rows_U if self.ids is None else torch.from_numpy(self.ids.layout.bucket_rows(rows_U.numpy()))
-        )
-        owner_U = first_U // rows_per_shard(self.num_rows, self.num_shards, multiple=self._rows_multiple)
-        send_counts = torch.bincount(owner_U, minlength=self.num_shards)
-        receive_counts = torch.empty_like(send_counts)
-        dist.all_to_all_single(receive_counts, send_counts, group=group)
-        send, receive = send_counts.tolist(), receive_counts.tolist()
-        asked = torch.empty(sum(receive), dtype=torch.int64, device=CPU)
-        dist.all_to_all_single(asked, rows_U, receive, send, group=group)
-        found_rows = None if self.ids is None else self.ids.find(asked)
-        local_rows = to_device(asked if self.ids is not None else asked - self.rows.first, self.device)
-        inverse_BS = to_device(inverse_BS, self.device)
-        return RowExchange(inverse_BS, len(rows_U), send, receive, local_rows, found_rows)
-
-    def expect(self, exchange: RowExchange) -> None:
-        """Let the next look-up, which must be the one that it was made for, use what was asked for ahead."""
-        self._expected = exchange
+    def expect(self, announced: LookupRows) -> None:
+        """Let the next look-up read what was announced for it, or for a part of its batch."""
+        self._expected = announced
 
     def lookup(
         self,
@@ -183,12 +140,24 @@ class ShardedTable:
         Raises:
             IndexError: A row is not in the table.
         """
-        if self.ids is not None:
-            rows_BS = self._rows_of_ids(self.ids, rows_BS)
-        return _Lookup.apply(rows_BS, self._anchor, before_BW, after_BV, dtype, self)  # type: ignore[no-any-return, no-untyped-call]
+        looked_up, self._expected = self._expected, None
+        if looked_up is None:
+            looked_up = self._unannounced(rows_BS)
+        if self.ids is not None and looked_up.exchange is not None:
+            self._find_rows(self.ids, looked_up.exchange)
+        return _Lookup.apply(looked_up, self._anchor, before_BW, after_BV, dtype, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def apply_gradients(self, *, learning_rate: float) -> None:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
+        for exchange in self._trained:
+            gradients_UD = sum_by_row(
+                exchange.gradients, sum(exchange.sent_counts), self.dimension, self.bags
+            )
+            received_ND = self._send(gradients_UD, exchange.sent_counts, exchange.received_counts)
+            self._pending.append((exchange.local_rows[:, None], received_ND))
+            exchange.gradients, exchange.rows_UD = [], None
+        self._trained.clear()
+        self._num_updates += 1
         # Gradients that came from replicas are of single rows.
         self._apply(self._pending, learning_rate, bags=self.bags if self.group is None else None)
         self._pending.clear()
@@ -279,20 +248,27 @@ class ShardedTable:
     def _tensors(self) -> dict[str, Tensor]:
         return self.weights() | self.state
 
-    def _rows_of_ids(self, ids: IdIndex, ids_BS: Tensor) -> Tensor:
-        """Find the rows of a look-up's ids, or of those that replicas ask this one for, in the expected exchange."""
+    def _unannounced(self, rows_BS: Tensor) -> LookupRows:
+        """Return what a look-up reads that was not announced."""
+        return self.exchange_row_numbers(rows_BS) if self.looks_ahead else LookupRows(rows_BS)
 
-        def rows(of: Tensor, found: Tensor | None) -> Tensor:
-            return (
-                ids.rows_seen(of, self._changed_R, found) if torch.is_grad_enabled() else ids.rows(of, found)
-            )
+    def _announced_alone(self, rows_BS: Tensor) -> LookupRows:
+        """Return what a look-up of one process reads, and find the rows of dynamic ids."""
+        if self.ids is None:
+            return LookupRows(rows_BS)
+        rows_BS = rows_BS.contiguous()
+        found_BS = self.ids.find(rows_BS)
+        # The first look-up writes the rows of new ids to the answer.
+        return LookupRows(found_BS, RowExchange(rows_BS, found_rows=found_BS))
 
-        exchange, self._expected = self._expected, None
-        if self.group is None:
-            return rows(ids_BS, None if exchange is None else exchange.found_rows)
-        exchange = exchange or self.exchange_row_numbers(ids_BS)
-        self._expected = replace(exchange, local_rows=rows(exchange.local_rows, exchange.found_rows))
-        return ids_BS
+    def _find_rows(self, ids: IdIndex, exchange: RowExchange) -> None:
+        """Find the rows of an exchange's ids at its first look-up, and count that the ids were seen."""
+        if exchange.found_rows is not None:
+            found_rows, exchange.found_rows = exchange.found_rows, None
+            if torch.is_grad_enabled():
+                exchange.local_rows = ids.rows_seen(exchange.local_rows, self._changed_R, found_rows)
+            else:
+                exchange.local_rows = ids.rows(exchange.local_rows, found_rows)
 
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Return the initial rows of the shard [R, D] and their optimizer state."""
@@ -312,7 +288,7 @@ class ShardedTable:
 
     def _distinct(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
         """Return on the host the distinct rows [U], ascending, and the position in them of each row [B, S]."""
-        # Counts and row indices are needed on the host, and may be asked for beside what a device is computing.
+        # Counts and row indices are needed on the host, and may be requested while a device computes.
         num_rows = self.num_rows if self.ids is None else 1 << KEY_BITS
         try:
             rows_U, inverse_BS = distinct_rows(
@@ -322,31 +298,47 @@ class ShardedTable:
             raise IndexError(f"table {self.name!r}: {error}") from None
         return torch.from_numpy(rows_U), torch.from_numpy(inverse_BS)
 
-    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
-        """Write the rows into columns; returns how they were exchanged, None where this process has them all."""
-        if self.group is None:
-            copy_rows(self.weight_RD, rows_BS, out_BX, self.bags)
-            return None
-        exchange = self.exchange_row_numbers(rows_BS) if self._expected is None else self._expected
-        self._expected = None
-        asked_UD = torch.empty(len(exchange.local_rows), self.dimension, device=self.device)
-        copy_rows(self.weight_RD, exchange.local_rows[:, None], asked_UD)
-        found = self._send(asked_UD, exchange.received_counts, exchange.sent_counts)
-        copy_rows(found, exchange.inverse_BS, out_BX, self.bags)
-        return exchange
+    def _counts_by_owner(self, rows_U: Tensor) -> npt.NDArray[np.int64]:
+        """Return how many of some rows or dynamic ids, which ascend as shards do, each replica owns."""
+        rows = rows_U.numpy() if self.ids is None else self.ids.layout.bucket_rows(rows_U.numpy())
+        size = rows_per_shard(self.num_rows, self.num_shards, multiple=self._rows_multiple)
+        return np.diff(np.searchsorted(rows, size * np.arange(self.num_shards + 1)))
 
-    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
+    def _exchange(self, requested: Tensor, sent_counts: Counts, received_counts: Counts) -> RowExchange:
+        """Return the exchange in which replicas request some rows of the whole table, or dynamic ids."""
+        if self.ids is not None:
+            return RowExchange(requested, sent_counts, received_counts, self.ids.find(requested))
+        local_rows = to_device(requested - self.rows.first, self.device)
+        return RowExchange(local_rows, sent_counts, received_counts)
+
+    def _gather(self, looked_up: LookupRows, out_BX: Tensor) -> None:
+        """Write rows into columns."""
+        exchange = looked_up.exchange
+        found = self.weight_RD if exchange is None or self.group is None else self._fetched(exchange)
+        copy_rows(found, looked_up.rows_BS, out_BX, self.bags)
+
+    def _scatter(self, looked_up: LookupRows, gradients_BX: Tensor) -> None:
         """Take the gradients of a look-up's columns."""
-        if exchange is None:
-            self._pending.append((rows_BS, gradients_BX))
+        exchange = looked_up.exchange
+        if exchange is None or self.group is None:
+            self._pending.append((looked_up.rows_BS, gradients_BX))
             return
-        gradients_UD = sum_by_row(
-            [(exchange.inverse_BS, gradients_BX)], exchange.num_distinct, self.dimension, self.bags
-        )
-        received = self._send(gradients_UD, exchange.sent_counts, exchange.received_counts)
-        self._pending.append((exchange.local_rows[:, None], received))
+        if not exchange.gradients:
+            self._trained.append(exchange)
+        exchange.gradients.append((looked_up.rows_BS, gradients_BX))
 
-    def _send(self, rows_UD: Tensor, sent_counts: list[int], received_counts: list[int]) -> Tensor:
+    def _fetched(self, exchange: RowExchange) -> Tensor:
+        """Return the rows [U, D] that this replica requests, as they are now; only `apply_gradients` changes rows."""
+        if exchange.rows_UD is None or exchange.num_updates != self._num_updates:
+            requested_ND = torch.empty(
+                len(exchange.local_rows), self.dimension, dtype=self._wire_dtype, device=self.device
+            )
+            copy_rows(self.weight_RD, exchange.local_rows[:, None], requested_ND)
+            exchange.rows_UD = self._send(requested_ND, exchange.received_counts, exchange.sent_counts)
+            exchange.num_updates = self._num_updates
+        return exchange.rows_UD
+
+    def _send(self, rows_UD: Tensor, sent_counts: Counts, received_counts: Counts) -> Tensor:
         """Send consecutive rows to replicas in order, so many to each, and return the rows that they send."""
         message = rows_UD.to(self._wire_dtype)
         received = message.new_empty(sum(received_counts), self.dimension)
@@ -354,6 +346,38 @@ class ShardedTable:
         num_away = len(rows_UD) - sent_counts[self._shard]
         self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
         return received.float()
+
+
+def exchange_row_numbers(
+    lookups: Sequence[tuple[ShardedTable, Tensor]], *, group: ProcessGroup | None = None
+) -> list[LookupRows]:
+    """Request the rows that a batch looks up in tables from their owners, who find those of dynamic ids.
+
+    It may run ahead of the look-ups, also on a thread of its own: it reads nothing but row indices. Hand a part of
+    each result to `ShardedTable.expect` right before the look-up of the part.
+
+    Args:
+        lookups: Tables that the same replicas share, each with row indices [B, S] or dynamic ids of a batch.
+        group: These replicas, for messages that do not mix with those of look-ups; by default the tables' own.
+
+    Raises:
+        IndexError: A row is not in its table.
+    """
+    if not lookups or lookups[0][0].group is None:
+        return [table._announced_alone(rows_BS) for table, rows_BS in lookups]
+    group = group or lookups[0][0].group
+    assert group is not None
+    distinct = [table._distinct(rows_BS) for table, rows_BS in lookups]
+    requests = [
+        (rows_U, table._counts_by_owner(rows_U))
+        for (table, _), (rows_U, _) in zip(lookups, distinct, strict=True)
+    ]
+    return [
+        LookupRows(to_device(inverse_BS, table.device), table._exchange(*traded))
+        for (table, _), (_, inverse_BS), traded in zip(
+            lookups, distinct, trade_requests(requests, group=group), strict=True
+        )
+    ]
 
 
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:
@@ -373,13 +397,14 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        rows_BS: Tensor,
+        looked_up: LookupRows,
         anchor: Tensor,
         before_BW: Tensor | None,
         after_BV: Tensor | None,
         dtype: torch.dtype,
         table: ShardedTable,
     ) -> Tensor:
+        rows_BS = looked_up.rows_BS
         num_samples, num_slots = rows_BS.shape
         num_vectors = num_slots if table.bags is None else table.bags.num_bags
         first = 0 if before_BW is None else before_BW.shape[1]
@@ -390,11 +415,11 @@ class _Lookup(torch.autograd.Function):
             leaving[:, :first] = before_BW
         if after_BV is not None:
             leaving[:, stop:] = after_BV
-        ctx.exchange = table._gather(rows_BS, leaving[:, first:stop])
+        table._gather(looked_up, leaving[:, first:stop])
         ctx.scales = None if table.bags is None else table.bags.scales(rows_BS)
         if ctx.scales is not None:
             leaving[:, first:stop].view(num_samples, num_vectors, table.dimension).mul_(ctx.scales)
-        ctx.table, ctx.rows_BS, ctx.columns = table, rows_BS, (first, stop)
+        ctx.table, ctx.looked_up, ctx.columns = table, looked_up, (first, stop)
         ctx.before_dtype = None if before_BW is None else before_BW.dtype
         return leaving
 
@@ -406,6 +431,6 @@ class _Lookup(torch.autograd.Function):
         if ctx.scales is not None:
             shape = (*ctx.scales.shape[:2], ctx.table.dimension)
             of_vectors = (of_vectors.reshape(shape) * ctx.scales.to(of_vectors.dtype)).flatten(1)
-        ctx.table._scatter(ctx.rows_BS, ctx.exchange, of_vectors)
+        ctx.table._scatter(ctx.looked_up, of_vectors)
         before = None if ctx.before_dtype is None else gradient[:, :first].to(ctx.before_dtype)
         return None, None, before, None, None, None

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
+from heterps_core.embeddings.row_exchange import LookupRows
+from heterps_core.embeddings.sharded_table import ShardedTable, copy_rows
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
@@ -48,10 +49,9 @@ class SharedMemoryTable(ShardedTable):
         # A storage that ends with the shard: a checkpoint copies tensors that are part of a larger one.
         return torch.from_numpy(shard_RD.numpy())
 
-    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
-        copy_rows(self._whole_RD, rows_BS, out_BX, self.bags)
-        return None
+    def _gather(self, looked_up: LookupRows, out_BX: Tensor) -> None:
+        copy_rows(self._whole_RD, looked_up.rows_BS, out_BX, self.bags)
 
-    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
-        self._outbox.append(rows_BS)
+    def _scatter(self, looked_up: LookupRows, gradients_BX: Tensor) -> None:
+        self._outbox.append(looked_up.rows_BS)
         self._outbox.append(gradients_BX)

@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import NO_ID
@@ -30,11 +29,12 @@ from heterps_core.embeddings.block_changes import BlockChanges
 from heterps_core.embeddings.block_rows import NOTHING, change_of, write_slots
 from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.initial_rows import blocks_of, initial_rows
+from heterps_core.embeddings.row_exchange import LookupRows, RowExchange
 from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.row_windows import RowWindow, WindowPlan
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable, copy_rows
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.sweep_memory import (
     NUM_PARTS,
     PARTS_OF_MEMORY,
@@ -103,25 +103,16 @@ class SweptTable(ShardedTable):
         firsts = np.minimum(self._part_blocks * self.cold.rows_per_block, self.rows.num_rows)
         return WindowPlan(firsts, self._place.num_slots)
 
-    def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> RowExchange:
-        """Tell the owners which rows a look-up will ask for; with one replica, which distinct ones.
-
-        Raises:
-            IndexError: A row is not in the table.
-        """
+    def with_slots(self, announced: LookupRows, window: RowWindow) -> LookupRows:
+        """Return what a look-up reads in slots, for `expect`; its window must have been swept in."""
+        assert announced.exchange is not None
+        slots_U = window.slots_of(announced.exchange.local_rows.numpy())
         if self.group is not None:
-            return super().exchange_row_numbers(rows_BS, group=group)
-        rows_U, inverse_BS = self._distinct(rows_BS)
-        return RowExchange(inverse_BS, len(rows_U), [], [], rows_U)
-
-    def with_slots(self, exchange: RowExchange, window: RowWindow) -> RowExchange:
-        """Return an exchange whose rows are slots, for `expect`; its window must have been swept in."""
-        slots_U = window.slots_of(exchange.local_rows.numpy())
-        if self.group is not None:
-            return replace(exchange, local_rows=torch.from_numpy(slots_U))
-        # What fills bags has the position NO_ID, -1, which is that of the last.
+            exchange = replace(announced.exchange, local_rows=torch.from_numpy(slots_U))
+            return LookupRows(announced.rows_BS, exchange)
+        # Columns after the end of a bag have the position NO_ID, -1, which is that of the last.
         slots_U = np.append(slots_U, NO_ID)
-        return replace(exchange, local_rows=torch.from_numpy(slots_U[exchange.inverse_BS.numpy()]))
+        return LookupRows(torch.from_numpy(slots_U[announced.rows_BS.numpy()]))
 
     def visit(self, part: int, windows: Sequence[RowWindow], *, writes: bool = True) -> None:
         """Bring the rows of a part of the shard into memory that some windows have; all others of the part leave.
@@ -284,21 +275,12 @@ class SweptTable(ShardedTable):
             self._free[self._num_free :][: len(slots)] = slots
             self._num_free += len(slots)
 
-    def _gather(self, rows_BS: Tensor, out_BX: Tensor) -> RowExchange | None:
-        if self._expected is None:
-            raise RuntimeError(f"a look-up in table {self.name!r}, whose rows are swept, must be announced")
-        if self.group is not None:
-            return super()._gather(rows_BS, out_BX)
-        exchange, self._expected = self._expected, None
-        copy_rows(self.weight_RD, exchange.local_rows, out_BX, self.bags)
-        return exchange
+    def _announced_alone(self, rows_BS: Tensor) -> LookupRows:
+        rows_U, inverse_BS = self._distinct(rows_BS)
+        return LookupRows(inverse_BS, RowExchange(rows_U))
 
-    def _scatter(self, rows_BS: Tensor, exchange: RowExchange | None, gradients_BX: Tensor) -> None:
-        assert exchange is not None
-        if self.group is not None:
-            super()._scatter(rows_BS, exchange, gradients_BX)
-        else:
-            self._pending.append((exchange.local_rows, gradients_BX))
+    def _unannounced(self, rows_BS: Tensor) -> LookupRows:
+        raise RuntimeError(f"a look-up in table {self.name!r}, whose rows are swept, must be announced")
 
 
 class _Visit:

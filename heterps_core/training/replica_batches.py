@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_range import RowRange
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.sharded_table import exchange_row_numbers
 from heterps_core.models.row_dropout import keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import TrainingCursor
@@ -86,6 +87,44 @@ def spread(
     return positions
 
 
+def cut_batch(
+    batch: ClickBatch,
+    slices: Sequence[tuple[int, RowRange]],
+    model: StageModel,
+    *,
+    group: ProcessGroup | None = None,
+    row_keys: Tensor | None = None,
+) -> list[MicroBatch]:
+    """Cut a replica's rows of a batch into micro-batches, and request the table rows that the batch looks up.
+
+    Rows are requested from their owners, but not where replicas share a table's memory; rows of dynamic ids are
+    found, and rows on disk listed. All replicas of a stage must do so for the same batches in the same order.
+
+    Args:
+        batch: The rows of the replica's slices, one slice after the other.
+        slices: Size of each micro-batch over all replicas, and which rows of the whole batch are the replica's.
+        group: See `exchange_row_numbers`.
+        row_keys: Keys of the rows for dropout; none for predictions.
+    """
+    lookups = [
+        (layer.table, layer.row_numbers(batch))
+        for layer in model.layers.values()
+        if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead
+    ]
+    announced = exchange_row_numbers(lookups, group=group)
+    tables = [table for table, _ in lookups]
+    ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
+    return [
+        MicroBatch(
+            size,
+            batch.rows(first, stop).to(model.device),
+            [(table, rows.part(first, stop)) for table, rows in zip(tables, announced, strict=True)],
+            None if row_keys is None else row_keys[first:stop],
+        )
+        for (size, _), (first, stop) in zip(slices, pairwise(ends), strict=True)
+    ]
+
+
 class ReplicaBatches:
     """Reads the rows of one replica, cut into micro-batches, and exchanges what they look up.
 
@@ -119,7 +158,7 @@ class ReplicaBatches:
             positions=spread(batch_size, num_microbatches, slices),
         )
         keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
-        return self._microbatches(rows, slices, keys)
+        return self._cut(rows, slices, keys)
 
     def held_out_batch(self, index: int) -> list[MicroBatch]:
         """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
@@ -128,53 +167,25 @@ class ReplicaBatches:
         slices = self._runner.row_slices(num_rows, num_microbatches)
         positions = spread(num_rows, num_microbatches, slices)
         rows = self._dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
-        return self._microbatches(rows, slices)
-
-    def _microbatches(
-        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
-    ) -> list[MicroBatch]:
-        parts = self._batches(rows, slices)
-        keys_of_parts: Sequence[Tensor | None] = [None] * len(slices)
-        if keys is not None:
-            keys_of_parts = torch.split(keys, [mine.num_rows for _, mine in slices])
-        return [
-            MicroBatch(size, part, exchanges, own_keys)
-            for (size, _), part, exchanges, own_keys in zip(
-                slices, parts, self._exchanges(parts), keys_of_parts, strict=True
-            )
-        ]
+        return self._cut(rows, slices)
 
     def swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
         """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
         tables = list(self._model.swept_tables.values())
         return SweptBatches(batches, tables, group=self._runner.place.ids_group, writes=writes)
 
-    def _exchanges(self, parts: Sequence[ClickBatch]) -> list[list[tuple[ShardedTable, RowExchange]]]:
-        """Tell the owners of rows what each micro-batch will look up; replicas that share a table need not.
+    def _cut(
+        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
+    ) -> list[MicroBatch]:
+        return cut_batch(
+            self._read(rows), slices, self._model, group=self._runner.place.ids_group, row_keys=keys
+        )
 
-        What takes time beside the training is done here: rows of dynamic ids are found, and rows on disk listed.
-        """
-        exchanges: list[list[tuple[ShardedTable, RowExchange]]] = [[] for _ in parts]
-        for layer in self._model.layers.values():
-            if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead:
-                for exchange, part in zip(exchanges, parts, strict=True):
-                    rows_BS = layer.row_numbers(part)
-                    asked = layer.table.exchange_row_numbers(rows_BS, group=self._runner.place.ids_group)
-                    exchange.append((layer.table, asked))
-        return exchanges
-
-    def _batches(
-        self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]]
-    ) -> list[ClickBatch]:
-        """Read what this stage needs of this replica's rows, cut into micro-batches."""
+    def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
+        """Read what this stage needs of this replica's rows."""
         if self._model.reads_batch:
-            batch = self._dataset.batch(rows)
-        elif self._runner.is_last:
-            batch = self._dataset.target_batch(rows)
-        else:
-            return [_NO_ROWS for _ in slices]
-        ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
-        return [batch.rows(first, stop).to(self._model.device) for first, stop in pairwise(ends)]
+            return self._dataset.batch(rows)
+        return self._dataset.target_batch(rows) if self._runner.is_last else _NO_ROWS
 
 
 _NO_ROWS = ClickBatch(

@@ -28,9 +28,10 @@ from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
+from heterps_core.embeddings.row_exchange import LookupRows, RowExchange
 from heterps_core.embeddings.row_lists import Rows, union_of
 from heterps_core.embeddings.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
 from heterps_core.embeddings.swept_table import SweptTable
 from heterps_core.errors import ConfigurationError, TrainingError
@@ -191,8 +192,9 @@ def _next_whole(windows: Iterator[_Window | None]) -> _Window | None:
 
 def _distinct_rows(batch: Sequence[MicroBatch], table: SweptTable) -> Rows:
     """Return the rows of a shard that a batch looks up, once each, ascending."""
-    asked = [own.local_rows for part in batch for of, own in part.exchanges if of is table]
-    return union_of([rows.numpy().astype(np.uint32) for rows in asked])
+    of_table = dict(batch[0].announced)[table]
+    assert of_table.exchange is not None
+    return union_of([of_table.exchange.local_rows.numpy()])
 
 
 class _Window(NamedTuple):
@@ -209,7 +211,7 @@ class _BatchFile:
         """Batches that wait."""
 
         self._tables: list[ShardedTable] = []
-        """Tables of all look-ups in a micro-batch, in order."""
+        """Tables of all look-ups in a batch, in order."""
 
         self._file: IO[bytes] | None = None
         self._num_read_bytes = 0
@@ -220,13 +222,13 @@ class _BatchFile:
         Raises:
             TrainingError: There is no room for it.
         """
-        self._tables = [table for table, _ in batch[0].exchanges]
+        self._tables = [table for table, _ in batch[0].announced]
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
                 weakref.finalize(self, self._file.close)
             self._file.seek(0, os.SEEK_END)
-            pickle.dump([_packed(part) for part in batch], self._file, protocol=5)
+            pickle.dump(_packed(batch), self._file, protocol=5)
             self._file.flush()
         except OSError as error:
             raise TrainingError(
@@ -239,47 +241,56 @@ class _BatchFile:
         """Return the next batch with the slots of its rows, which are in memory by now."""
         assert self._file is not None
         self._file.seek(self._num_read_bytes)
-        batch = [self._unpacked(rows, *part) for part in pickle.load(self._file)]
+        batch = self._unpacked(rows, *pickle.load(self._file))
         self._num_read_bytes = self._file.tell()
         self.num_batches -= 1
         os.posix_fadvise(self._file.fileno(), 0, self._num_read_bytes, os.POSIX_FADV_DONTNEED)
         return batch
 
     def _unpacked(
-        self, rows: Sequence[RowWindow], num_rows: int, columns: Any, exchanges: Any, keys: Any
-    ) -> MicroBatch:
+        self, rows: Sequence[RowWindow], parts: Sequence[Any], looked_up: Sequence[Any]
+    ) -> list[MicroBatch]:
         windows = iter(rows)
-        found: list[tuple[ShardedTable, RowExchange]] = []
-        for table, (inverse_BS, num_distinct, sent, received, local_rows) in zip(
-            self._tables, exchanges, strict=True
+        announced: list[tuple[ShardedTable, LookupRows]] = []
+        for table, (rows_BS, local_rows, sent_counts, received_counts) in zip(
+            self._tables, looked_up, strict=True
         ):
-            exchange = RowExchange(_tensor(inverse_BS), num_distinct, sent, received, _tensor(local_rows))
+            exchange = RowExchange(_tensor(local_rows), sent_counts, received_counts)
+            of_batch = LookupRows(_tensor(rows_BS), exchange)
             if isinstance(table, SweptTable):
-                exchange = table.with_slots(exchange, next(windows))
-            found.append((table, exchange))
-        row_keys = None if keys is None else torch.from_numpy(keys)
-        return MicroBatch(num_rows, ClickBatch.from_numpy(*columns), found, row_keys)
+                of_batch = table.with_slots(of_batch, next(windows))
+            announced.append((table, of_batch))
+        batch, first = [], 0
+        for num_rows, columns, keys in parts:
+            slice_ = ClickBatch.from_numpy(*columns)
+            stop = first + slice_.num_rows
+            own = [(table, of_batch.part(first, stop)) for table, of_batch in announced]
+            batch.append(MicroBatch(num_rows, slice_, own, None if keys is None else torch.from_numpy(keys)))
+            first = stop
+        return batch
 
 
-def _packed(part: MicroBatch) -> tuple[int, list[Any], list[Any], Any]:
-    """Return what stands in the file for a micro-batch."""
-    batch = part.batch
-    weights = None if batch.weights is None else batch.weights.numpy()
-    return (
-        part.num_rows,
-        [batch.dense.numpy(), _array(batch.ids), batch.labels.numpy(), weights],
-        [
+def _packed(batch: Sequence[MicroBatch]) -> tuple[list[Any], list[Any]]:
+    """Return what the file holds of a batch: its parts, and for each table the rows of its look-ups."""
+    parts, looked_up = [], []
+    for part in batch:
+        own = part.batch
+        weights = None if own.weights is None else own.weights.numpy()
+        columns = [own.dense.numpy(), _array(own.ids), own.labels.numpy(), weights]
+        parts.append((part.num_rows, columns, None if part.row_keys is None else part.row_keys.numpy()))
+    for of_table in zip(*(part.announced for part in batch), strict=True):
+        exchange = of_table[0][1].exchange
+        assert exchange is not None
+        rows_BS = torch.cat([rows.rows_BS for _, rows in of_table])
+        looked_up.append(
             (
-                _array(own.inverse_BS),
-                own.num_distinct,
-                own.sent_counts,
-                own.received_counts,
-                _array(own.local_rows),
+                _array(rows_BS),
+                _array(exchange.local_rows),
+                exchange.sent_counts,
+                exchange.received_counts,
             )
-            for _, own in part.exchanges
-        ],
-        None if part.row_keys is None else part.row_keys.numpy(),
-    )
+        )
+    return parts, looked_up
 
 
 def _array(numbers: Tensor) -> npt.NDArray[Any]:

@@ -11,8 +11,10 @@ from tests.builders import make_problem
 
 
 def test_the_record_holds_every_figure_that_is_asked_for(tmp_path, monkeypatch, capsys):
-    path = tmp_path / "speed.json"
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "planner_speed", "--cases", "1", "--json", str(path)])
+    path = tmp_path / "quality.json"
+    monkeypatch.setattr(planner_quality, "STRONG", ())
+    monkeypatch.setattr(planner_quality, "WEAK", ())
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "planner_quality", "--cases", "1", "--json", str(path)])
 
     assert benchmarks.main() == 0
 

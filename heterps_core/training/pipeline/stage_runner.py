@@ -30,8 +30,9 @@ from torch import Tensor, nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
+from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
-from heterps_core.embeddings.sharded_table import RowExchange, ShardedTable
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.job import DELAYED, TrainingConfig
@@ -65,8 +66,8 @@ class MicroBatch:
     batch: ClickBatch
     """This replica's slice."""
 
-    exchanges: Sequence[tuple[ShardedTable, RowExchange]] = ()
-    """Tables whose owners know already what this slice will look up, with what each is to expect."""
+    announced: Sequence[tuple[ShardedTable, LookupRows]] = ()
+    """For tables whose owners know already which rows this slice looks up, what each is to expect."""
 
     row_keys: Tensor | None = None
     """Keys of the slice's rows, for dropout; see `RowDropout`."""
@@ -250,8 +251,8 @@ class StageRunner:
         entering = None
         if self._before is not None:
             entering = self._wait_for(self._arriving.popleft(), weight_gradients).requires_grad_()
-        for table, exchange in microbatch.exchanges:
-            table.expect(exchange)
+        for table, looked_up in microbatch.announced:
+            table.expect(looked_up)
         leaving = run_layers(microbatch.batch, entering, microbatch.row_keys)
         if self._after is not None:
             self._after.send(leaving.detach(), microbatch.num_rows)
@@ -287,8 +288,8 @@ class StageRunner:
                 arriving.extend(self._before.receive(microbatch.num_rows) for microbatch in microbatches)
             for microbatch in microbatches:
                 entering = None if self._before is None else arriving.popleft().wait()
-                for table, exchange in microbatch.exchanges:
-                    table.expect(exchange)
+                for table, looked_up in microbatch.announced:
+                    table.expect(looked_up)
                 leaving = self._run_layers(microbatch.batch, entering)
                 if self._after is not None:
                     self._after.send(leaving, microbatch.num_rows)

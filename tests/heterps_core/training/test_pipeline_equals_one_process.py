@@ -42,7 +42,7 @@ from tests.heterps_core.training.cut_models import (
     make_batch,
     numbers_of,
 )
-from tests.one_step import train_one_step
+from tests.one_step import announced_microbatches, train_one_step
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ class Case(NamedTuple):
     num_microbatches: int = 3
     warmup_per_stage: int = 2
     asks_ahead: bool = False
-    """The row indices of a step are exchanged before the step before has updated the rows."""
+    """Replicas request the rows of a step once, before the step before has updated the rows."""
     precision: str = "float32"
     receives_ahead: bool = True
     """The first activations of a step are received while the step before ends."""
@@ -123,6 +123,17 @@ CASES = [
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, asks_ahead=True),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bfloat16"),
     Case("2emb", (2,), (0,), delays_updates=True, asks_ahead=True),
+    # Some passes of each batch run ahead of the update before it, and the others do not.
+    Case("2emb", (2, 2), (0, 5), num_microbatches=5, delays_updates=True, asks_ahead=True),
+    Case(
+        "deepfm",
+        (2, 1, 2),
+        (0, 2, 8),
+        num_microbatches=6,
+        warmup_per_stage=1,
+        delays_updates=True,
+        asks_ahead=True,
+    ),
     Case(
         "2emb",
         (2, 1, 2),
@@ -196,16 +207,12 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
 def microbatches_of(
     stage_model: StageModel, runner: StageRunner, batch: ClickBatch, case: Case
 ) -> list[MicroBatch]:
-    microbatches = []
-    for size, rows in runner.row_slices(batch.num_rows, case.num_microbatches):
-        part = batch.rows(rows.first, rows.stop)
-        exchanges = [
-            (layer.table, layer.table.exchange_row_numbers(layer.row_numbers(part)))
-            for layer in stage_model.layers.values()
-            if isinstance(layer, SlotEmbedding) and case.asks_ahead and layer.table.group is not None
-        ]
-        microbatches.append(MicroBatch(size, part.to(stage_model.device), exchanges))
-    return microbatches
+    if case.asks_ahead:
+        return announced_microbatches(stage_model, runner, batch, num_microbatches=case.num_microbatches)
+    return [
+        MicroBatch(size, batch.rows(rows.first, rows.stop).to(stage_model.device))
+        for size, rows in runner.row_slices(batch.num_rows, case.num_microbatches)
+    ]
 
 
 def train_all(rank: int, folder: str) -> None:

@@ -1,7 +1,7 @@
 """With bfloat16 between workers a model learns what one process learns that rounds at the same places.
 
 Rounded are activations after a cut and their gradients, the rows that a look-up by messages brings, and the
-gradients of rows, which each replica has summed over its rows of a micro-batch. Everything else is float32.
+gradients of rows, which each replica has summed over its rows of a batch. Everything else is float32.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
-from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.reference import PlainEmbedding, plain_model
-from tests.one_step import train_one_step
+from tests.one_step import announced_microbatches, train_one_step
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -76,10 +76,7 @@ def train_part(rank: int, wire_dtype: str, shares_memory: bool) -> Learned:
     runner = StageRunner(model, config, place)
     for step in range(NUM_STEPS):
         batch = make_batch(step)
-        parts = [
-            MicroBatch(size, batch.rows(rows.first, rows.stop))
-            for size, rows in runner.row_slices(BATCH_ROWS, NUM_MICROBATCHES)
-        ]
+        parts = announced_microbatches(model, runner, batch, num_microbatches=NUM_MICROBATCHES)
         train_one_step(model, runner, parts, **RATES)
     table = model.tables.get("embedding")
     if table is None:
@@ -113,12 +110,14 @@ def train_plainly(rounded: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     dense = [parameter for layer in layers[1:] for parameter in layer.parameters()]
     for step in range(NUM_STEPS):
         batch = make_batch(step)
-        rows_gradient, dense_gradients = torch.zeros_like(master_RD), [torch.zeros_like(p) for p in dense]
+        num_replicas = len(LAYOUT.ranks[0])
+        rows_gradients = [torch.zeros_like(master_RD) for _ in range(num_replicas)]
+        dense_gradients = [torch.zeros_like(p) for p in dense]
         embedding.weight.data = rounded(master_RD) if rounded else master_RD.clone()
         for index in range(NUM_MICROBATCHES):
             whole = replica_slice(BATCH_ROWS, NUM_MICROBATCHES, index)
-            for replica in range(len(LAYOUT.ranks[0])):
-                own = replica_slice(whole.num_rows, len(LAYOUT.ranks[0]), replica)
+            for replica in range(num_replicas):
+                own = replica_slice(whole.num_rows, num_replicas, replica)
                 part = batch.rows(whole.first + own.first, whole.first + own.stop)
                 activation = embedding(part, None)
                 for place, layer in enumerate(layers[1:], start=1):
@@ -127,10 +126,12 @@ def train_plainly(rounded: Callable[[Tensor], Tensor] | None = None) -> Tensor:
                     activation = layer(activation)
                 loss = F.binary_cross_entropy_with_logits(activation[:, 0], part.labels, reduction="sum")
                 first, *others = torch.autograd.grad(loss / BATCH_ROWS, [embedding.weight, *dense])
-                rows_gradient += rounded(first) if rounded else first
+                rows_gradients[replica] += first
                 for total, other in zip(dense_gradients, others, strict=True):
                     total += other
-        master_RD -= RATES["embedding_learning_rate"] * rows_gradient
+        for rows_gradient in rows_gradients:
+            received = rounded(rows_gradient) if rounded else rows_gradient
+            master_RD -= RATES["embedding_learning_rate"] * received
         with torch.no_grad():
             for parameter, gradient in zip(dense, dense_gradients, strict=True):
                 parameter -= RATES["dense_learning_rate"] * gradient

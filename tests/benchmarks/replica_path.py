@@ -1,0 +1,171 @@
+"""What rows of a shared table cost a worker: processor time of a step without its dense layers, 1 to 24 replicas.
+
+Each replica is a process; they exchange rows by messages (gloo over loopback, no shared memory). A step is that of a
+pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand gradients
+back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More processes
+than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a worker,
+median of rounds, then of workers. "Gloo" are all threads but the main one and the feed's.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.models.chain import build_chain
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.job import TrainingConfig, default_microbatches
+from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
+from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.replica_batches import BatchFeed, ReplicaBatches
+from heterps_core.transport.rank_layout import RankLayout
+from tests.benchmarks.planner import figure, show
+from tests.benchmarks.training_engine import BATCH_SIZE, make_batches, make_features
+from tests.worker_processes import run_in_processes
+
+MODELS = ("ctrdnn", "wide-deep", "lr")
+"""One table of 16 columns, that and one of a single column, one of a single column."""
+
+NUM_REPLICAS = (1, 2, 4, 8, 16, 24)
+NUM_ROWS = 1_000_000
+NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 7, 8, 4
+LEARNING_RATE = 0.05
+
+
+class Seconds(NamedTuple):
+    """Processor seconds of one worker's threads since they began."""
+
+    all: float
+    main: float
+    feed: float
+
+    def __sub__(self, before: Seconds) -> Seconds:
+        return Seconds(*(now - then for now, then in zip(self, before, strict=True)))
+
+
+def run(*, seed: int = 0) -> list[dict[str, Any]]:
+    """Measure all models and numbers of replicas, print a table and return its figures.
+
+    They have the form of the benchmark contract.
+    """
+    seconds: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
+    for count in NUM_REPLICAS:
+        by_worker = run_in_processes(measure, count, count, seed)
+        for model in MODELS:
+            steps = [worker[model] for worker in by_worker]
+            seconds[model][count] = Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
+    figures = []
+    for model, of_model in seconds.items():
+        for count, step in of_model.items():
+            gloo = step.all - step.main - step.feed
+            for part, value in (("all", step.all), ("main", step.main), ("feed", step.feed), ("gloo", gloo)):
+                figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
+    for model, of_model in seconds.items():
+        ratio = of_model[16].all / of_model[1].all
+        figures.append(figure(f"{model}_processor_time_16_over_1", ratio, "ratio", higher=False))
+    worst = max(entry["value"] for entry in figures[-len(MODELS) :])
+    figures.append(figure("processor_time_16_over_1", worst, "ratio", higher=False))
+    show(figures, f"batch {BATCH_SIZE}, {NUM_ROWS:,} rows, seed {seed}, load {os.getloadavg()[0]:.1f}")
+    return figures
+
+
+def measure(rank: int, num_replicas: int, seed: int) -> dict[str, Seconds]:
+    """Return for each model the processor seconds of a step of this replica."""
+    ids_group = dist.new_group(list(range(num_replicas)))
+    place = StagePlace(
+        layout=RankLayout((tuple(range(num_replicas)),)),
+        replica=rank,
+        group=dist.group.WORLD if num_replicas > 1 else None,
+        ids_group=ids_group if num_replicas > 1 else None,
+    )
+    drawn = make_batches(NUM_ROWS, seed=seed)
+    return {model: seconds_of_step(model, place, drawn, seed=seed) for model in MODELS}
+
+
+def seconds_of_step(model: str, place: StagePlace, drawn: list[ClickBatch], *, seed: int) -> Seconds:
+    """Return the median of the rounds."""
+    config = TrainingConfig(
+        batch_size=BATCH_SIZE,
+        num_microbatches=default_microbatches(BATCH_SIZE, num_stages=2),
+        num_epochs=1,
+        seed=seed,
+    )
+    features = make_features(NUM_ROWS)
+    stages = [Stage(0, len(build_chain(model, features, seed=seed)) - 1, "cpu", place.num_replicas)]
+    part = build_stage_model(model, features, config, stages, place)
+    runner = StageRunner(part, config, place)
+    num_steps = WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND
+    source = ReplicaBatches(ReadBatches(runner, drawn, config), config, part, runner)  # type: ignore[arg-type]
+    feed = BatchFeed(source.training_batch, [TrainingCursor(step=step) for step in range(num_steps)])
+    marks: list[Seconds] = []
+    gradients: dict[torch.Size, Tensor] = {}
+    for cursor, microbatches in feed:
+        train(part, microbatches, gradients)
+        num_measured = cursor.step + 1 - WARMUP_STEPS
+        if num_measured >= 0 and num_measured % STEPS_PER_ROUND == 0:
+            marks.append(threads_seconds())
+    rounds = [now - then for then, now in pairwise(marks)]
+    return Seconds(*(statistics.median(each) / STEPS_PER_ROUND for each in zip(*rounds, strict=True)))
+
+
+class ReadBatches:
+    """Stands for a prepared data set whose batches of a replica are in memory already, in turns."""
+
+    def __init__(self, runner: StageRunner, drawn: list[ClickBatch], config: TrainingConfig) -> None:
+        slices = runner.row_slices(config.batch_size, config.num_microbatches)
+        rows = np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices])
+        self._batches = [
+            ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
+            for batch in drawn
+        ]
+        self._rows = rows
+
+    def batch_rows(self, epoch: int, batch_index: int, **others: object) -> npt.NDArray[np.int64]:
+        """Return row numbers."""
+        return self._rows
+
+    def batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
+        """Return the next batch."""
+        self._batches.append(self._batches.pop(0))
+        return self._batches[-1]
+
+
+def train(part: StageModel, microbatches: list[MicroBatch], gradients: dict[torch.Size, Tensor]) -> None:
+    """Run a step of the embeddings of a stage; gradients are kept by their shape."""
+    leaving = []
+    for microbatch in microbatches:
+        for table, looked_up in microbatch.announced:
+            table.expect(looked_up)
+        embeddings = [layer for layer in part.layers.values() if isinstance(layer, SlotEmbedding)]
+        leaving.append([layer(microbatch.batch) for layer in embeddings])
+    for found in leaving:
+        for rows_BW in found:
+            if rows_BW.shape not in gradients:
+                gradients[rows_BW.shape] = torch.full(rows_BW.shape, 1e-5)
+        torch.autograd.backward(found, [gradients[rows_BW.shape] for rows_BW in found])
+    part.update_rows(LEARNING_RATE)
+
+
+def threads_seconds() -> Seconds:
+    """Return the processor time of this process and of its two threads of Python."""
+    feeds = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("batches")]
+    of_feed = sum(
+        int(Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="utf-8").split()[0])
+        for thread in feeds
+    )
+    return Seconds(time.process_time(), time.thread_time(), of_feed / 1e9)
