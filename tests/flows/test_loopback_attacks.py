@@ -11,7 +11,7 @@ import pytest
 
 from tests.served_workspace import ServedWorkspace
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 NOBODY = 65_534
 PYTHON = "/usr/bin/python3"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from datetime import date
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.records.champion import champion_of
+from tasks.records.past_runs import finished_run
 from tests.infra.builders import bootstrap, offer, plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
@@ -27,22 +29,24 @@ SETTINGS = {
     "scheduler": "exact",
     "budget_evaluations": 64,
     "batch_size": 128,
+    "epochs": 2,
     "device_types": ["cpu-c7i", "gpu-t4"],
 }
 
 
 @pytest.fixture(scope="module")
 def days(tmp_path_factory):
+    """All of one week, whose nights share the profile of their layers."""
     folder = tmp_path_factory.mktemp("days")
     write_click_days(
         folder,
-        first_day=date(2026, 11, 1),
+        first_day=date(2026, 11, 2),
         num_days=6,
         rows_per_day=4_000,
         seed=1,
         drift=0.05,
     )
-    bad = folder / "day=2026-11-05" / "clicks.tsv.gz"
+    bad = folder / "day=2026-11-06" / "clicks.tsv.gz"
     bad.write_bytes(gzip.compress(gzip.decompress(bad.read_bytes())[:100_000] + b"\nnonsense\n"))
     return folder
 
@@ -57,7 +61,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first_night(workspace, days):
-    return train_ctr(data=str(days), day="2026-11-01", **SETTINGS)
+    return train_ctr(data=str(days), day="2026-11-02", **SETTINGS)
 
 
 def records(workspace):
@@ -75,11 +79,11 @@ def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(work
     run = records(workspace)[first_night]
 
     assert run.info.status == "FINISHED"
-    assert (run.data.tags["heterps.day"], run.data.tags["heterps.data"]) == ("2026-11-01", str(days))
+    assert (run.data.tags["heterps.day"], run.data.tags["heterps.data"]) == ("2026-11-02", str(days))
     assert job_of(workspace, first_night)["start_model"] is None
     assert run.data.metrics["quality/best_reachable_auc"] > run.data.metrics["quality/auc"] > 0.5
     champion = champion_of(workspace)
-    assert (champion.run_id, champion.day) == (first_night, "2026-11-01")
+    assert (champion.run_id, champion.day) == (first_night, "2026-11-02")
 
 
 def test_a_finished_night_keeps_no_checkpoint_and_is_not_resumed(workspace, days, first_night):
@@ -89,7 +93,7 @@ def test_a_finished_night_keeps_no_checkpoint_and_is_not_resumed(workspace, days
     before = records(workspace)[first_night]
 
     with pytest.raises(ConfigurationError, match=rf"{first_night} finished at .* nothing is left to resume"):
-        train_ctr(data=str(days), day="2026-11-01", resume_run_id=first_night, **SETTINGS)
+        train_ctr(data=str(days), day="2026-11-02", resume_run_id=first_night, **SETTINGS)
 
     after = records(workspace)[first_night]
     assert (after.info.to_proto(), after.data.to_dictionary()) == (
@@ -102,15 +106,15 @@ def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
     workspace, days, first_night, caplog
 ):
     with caplog.at_level("INFO"):
-        again = train_ctr(data=str(days), day="2026-11-01", **SETTINGS)
+        again = train_ctr(data=str(days), day="2026-11-02", **SETTINGS)
 
     assert again == first_night
-    assert f"run {first_night} has trained ctrdnn on 2026-11-01" in caplog.text
+    assert f"run {first_night} has trained ctrdnn on 2026-11-02" in caplog.text
     assert set(records(workspace)) == {first_night}
 
 
 def test_a_night_that_does_nothing_is_called_skipped_in_both_records(workspace, days, first_night):
-    state = train_ctr(data=str(days), day="2026-11-01", **SETTINGS, return_state=True)
+    state = train_ctr(data=str(days), day="2026-11-02", **SETTINGS, return_state=True)
 
     assert (state.type.value, state.name, state.result()) == ("COMPLETED", "Skipped", first_night)
     assert "heterps.skipped" in records(workspace)[first_night].data.tags
@@ -121,7 +125,7 @@ def test_a_night_has_one_name_in_prefect_and_mlflow(workspace, first_night):
 
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_run(UUID(record.data.tags["prefect.flow_run_id"]))
-    assert flow_run.name == "2026-11-01 ctrdnn exact"
+    assert flow_run.name == "2026-11-02 ctrdnn exact"
     assert record.info.run_name.startswith(f"{flow_run.name} ")
 
 
@@ -129,13 +133,13 @@ def test_a_night_has_one_name_in_prefect_and_mlflow(workspace, first_night):
 def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace, days, tmp_path, caplog):
     query = tmp_path / "rows.sql"
     query.write_text("SELECT * FROM rows WHERE label = '1'")
-    lines = gzip.decompress((days / "day=2026-11-02" / "clicks.tsv.gz").read_bytes()).splitlines()
+    lines = gzip.decompress((days / "day=2026-11-03" / "clicks.tsv.gz").read_bytes()).splitlines()
     num_clicks = sum(line.startswith(b"1\t") for line in lines)
 
     with caplog.at_level("INFO"):
         train_ctr(
             data=str(days),
-            day="2026-11-02",
+            day="2026-11-03",
             prepare_sql=str(query),
             plan_only=True,
             start_from="scratch",
@@ -149,7 +153,7 @@ def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace
 def test_a_bad_day_launches_nothing_and_leaves_the_champion(workspace, days, first_night):
     launched = len(Ledger(workspace.ledger_path).entries())
 
-    with pytest.raises(DataError, match=r"day 2026-11-05, .*clicks\.tsv\.gz, line \d+: expected 40 fields"):
+    with pytest.raises(DataError, match=r"day 2026-11-06, .*clicks\.tsv\.gz, line \d+: expected 40 fields"):
         train_ctr(data=str(days), **SETTINGS)
 
     assert len(Ledger(workspace.ledger_path).entries()) == launched
@@ -170,23 +174,35 @@ def test_a_second_fleet_that_may_not_wait_is_refused(workspace, days, first_nigh
         ),
         pytest.raises(ProvisioningError, match="heterps stop other"),
     ):
-        train_ctr(data=str(days), day="2026-11-02", max_wait_minutes=0, **SETTINGS)
+        train_ctr(data=str(days), day="2026-11-03", max_wait_minutes=0, **SETTINGS)
 
 
-def test_a_back_fill_skips_the_day_that_is_done_and_each_other_goes_on_from_the_champion(
+def test_a_back_fill_skips_the_day_that_is_done_and_the_other_goes_on_from_the_champion(
     workspace, days, first_night
 ):
-    run_ids = backfill_ctr(first_day="2026-11-01", last_day="2026-11-03", data=str(days), settings=SETTINGS)
+    run_ids = backfill_ctr(first_day="2026-11-02", last_day="2026-11-03", data=str(days), settings=SETTINGS)
 
     assert run_ids[0] == first_night
-    assert len(set(run_ids)) == 3
+    assert len(set(run_ids)) == 2
     finished = records(workspace)
-    assert [finished[run_id].data.tags["heterps.day"] for run_id in run_ids] == [
-        "2026-11-01",
-        "2026-11-02",
-        "2026-11-03",
-    ]
+    assert [finished[run_id].data.tags["heterps.day"] for run_id in run_ids] == ["2026-11-02", "2026-11-03"]
     assert job_of(workspace, run_ids[1])["start_model"]["run_id"] == first_night
     assert finished[run_ids[1]].data.tags["heterps.start_version"] == "1"
     assert not list(workspace.runs_directory.glob("*/checkpoints"))
     assert not list(workspace.runs_directory.glob("*/start_model"))
+
+
+def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(
+    workspace, days, first_night, caplog
+):
+    launched = Ledger(workspace.ledger_path).entries()
+
+    with caplog.at_level("INFO"):
+        run_id = train_ctr(data=str(days), day="2026-11-04", plan_only=True, **SETTINGS)
+
+    assert re.search(r"would cost [0-9.]+ USD/hour", caplog.text)
+    assert re.search(r"plan +exact: .*, optimal", caplog.text)
+    planned = records(workspace)[run_id]
+    assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
+    assert Ledger(workspace.ledger_path).entries() == launched
+    assert finished_run(workspace, day="2026-11-04", data=str(days), model="ctrdnn") is None

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import pytest
 from mlflow import MlflowClient
 
-from heterps_core.data.synthetic.click_stream import write_click_stream
 from infra.workspace import HOME_VARIABLE
 from tests.served_workspace import PROJECT, ServedWorkspace
 from tests.waiting import wait_for
@@ -23,13 +22,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def clicks(tmp_path_factory):
-    return write_click_stream(tmp_path_factory.mktemp("clicks") / "clicks.tsv", num_rows=6_000, seed=3).path
+def clicks(clicks_of_runs):
+    return clicks_of_runs
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory) -> Iterator[ServedWorkspace]:
-    served = ServedWorkspace(tmp_path_factory.mktemp("served") / "home")
+def service(tmp_path_factory, workspace_of_runs) -> Iterator[ServedWorkspace]:
+    served = ServedWorkspace(workspace_of_runs(tmp_path_factory.mktemp("served") / "home").root)
     try:
         served.wait_until_up()
         yield served
@@ -59,7 +58,7 @@ def run_that_trains(service, before):
 def test_the_literal_command_starts_a_run_that_completes(service, clicks):
     output = service.command(
         *("deployment", "run", "train-ctr", "--watch", "--watch-interval", "1"),
-        *("--param", f"data={json.dumps(str(clicks))}", "--param", "batch_size=256"),
+        *("--param", f"data={json.dumps(str(clicks))}", "--param", "batch_size=128"),
         *("--param", "scheduler=exact", "--param", "budget_evaluations=64"),
     )
 
@@ -124,7 +123,7 @@ def test_the_sweep_ends_what_a_killed_flow_left_and_closes_its_record(service, c
             "500",
             # As in the run before, for which the layers were measured.
             "--batch-size",
-            "256",
+            "128",
             "--scheduler",
             "exact",
             # The searches that are only compared are not what is looked at here.
@@ -187,7 +186,7 @@ def test_deployments_that_are_deleted_during_a_run_come_back_and_sweep_what_it_l
             "--param",
             "epochs=500",
         ),
-        *("--param", "batch_size=256", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
+        *("--param", "batch_size=128", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
     )
     before = set(service.workspace.runs_directory.iterdir())
     run_id = run_that_trains(service, before)
@@ -239,6 +238,7 @@ def test_a_value_outside_the_form_is_refused_by_the_server(service):
         service.command("deployment", "run", "train-ctr", "--param", "epochs=0")
 
 
+@pytest.mark.weekly
 def test_what_a_killed_supervisor_leaves_is_ended_by_the_next_one(service):
     service.process.kill()
     service.process.wait(10)

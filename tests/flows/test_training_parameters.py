@@ -41,7 +41,7 @@ def test_the_defaults_are_those_of_the_engine():
     assert values.items() <= asdict(own).items()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.usefixtures("prefect_server")
 def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))

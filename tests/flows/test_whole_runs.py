@@ -1,4 +1,4 @@
-"""Whole runs of `train-ctr`, each in a process of its own: planned only, asked for twice, stopped, resumed."""
+"""Whole runs of `train-ctr`, each in a process of its own: in a notebook, asked for twice, stopped, resumed."""
 
 import os
 import re
@@ -15,14 +15,13 @@ from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.training.checkpoint import complete_checkpoints
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.ledger.ledger import Ledger
 from infra.workspace import HOME_VARIABLE, Workspace
 from tasks.records.past_runs import finished_run, past_trainings
 from tasks.sources import ClickSource
 from tests.paths import PROJECT
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.weekly
 
 LIMIT_S = 180.0
 SETTINGS = [
@@ -94,20 +93,6 @@ def is_done(workspace, clicks):
     return finished_run(workspace, day=DAY, data=ClickSource(data=clicks).name, model="ctrdnn") is not None
 
 
-def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(workspace, clicks):
-    status, said, _ = ended(start(workspace, "--data", clicks, "--plan-only"))
-
-    assert status == 0
-    assert re.search(r"would cost [0-9.]+ USD/hour", said)
-    assert "optimal: no plan for this problem is cheaper" in said
-    [folder] = workspace.runs_directory.iterdir()
-    planned = record_of(workspace, folder.name)
-    assert (planned.status, planned.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
-    assert not workspace.ledger_path.exists() or not Ledger(workspace.ledger_path).entries()
-    assert not is_done(workspace, clicks)
-
-
-@pytest.mark.weekly
 def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     program = (
         "import asyncio, heterps\n"
@@ -130,7 +115,6 @@ def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     assert "Traceback" not in said.stderr
 
 
-@pytest.mark.weekly
 def test_a_run_that_is_asked_for_twice_and_then_stopped_is_not_judged_and_goes_on_when_asked(
     workspace, clicks
 ):

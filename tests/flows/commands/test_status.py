@@ -20,6 +20,7 @@ from tasks.records.run_record import note
 from tasks.running import live_fleet, run_lifecycle
 from tasks.running.live_fleet import only_fleet
 from tests.infra.builders import offer, plan
+from tests.tiers import weekly_after
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
@@ -186,6 +187,7 @@ def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace,
     assert "waits for" not in status()[1].out
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("quick_locks")
 def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, status):
     workspace.create()
@@ -199,7 +201,7 @@ def test_a_store_that_does_not_answer_is_said_and_the_rest_is_shown(workspace, s
     assert "not known: the record of runs does not answer" in printed.out
 
 
-@pytest.mark.parametrize("command", ["status", "runs", "champion"])
+@pytest.mark.parametrize("command", weekly_after(1, ["status", "runs", "champion"]))
 def test_a_daily_question_is_answered_without_loading_prefect_or_torch(workspace, command):
     run_lifecycle.open_run(workspace.create(), run_id="r1", run_name="ctrdnn exact r1", tags={})
     program = f"""

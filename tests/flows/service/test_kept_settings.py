@@ -55,6 +55,7 @@ def test_a_pause_lasts(start, client):
     assert not start().paused
 
 
+@pytest.mark.weekly
 def test_a_schedule_that_was_switched_off_stays_off(start, client):
     served = start()
     client.update_deployment_schedule(served.id, served.schedules[0].id, active=False)
@@ -63,6 +64,7 @@ def test_a_schedule_that_was_switched_off_stays_off(start, client):
     assert of(start(timezone="Europe/Berlin")) == ("30 4 * * *", "UTC", False)
 
 
+@pytest.mark.weekly
 def test_another_hour_stays(start, client):
     served = start()
     hour = CronSchedule(cron="0 2 * * *", timezone="UTC")
@@ -135,6 +137,7 @@ def test_notes_of_another_form_count_as_none(tmp_path, text):
     assert kept_settings._read_notes(tmp_path / "deployments.json") == {}
 
 
+@pytest.mark.weekly
 def test_a_pause_of_before_anything_was_written_down_lasts_too(start, client, tmp_path):
     client.pause_deployment(start().id)
     (tmp_path / "deployments.json").write_text("damaged")

@@ -113,6 +113,7 @@ def test_of_two_processes_that_prepare_the_same_folder_one_prepares_and_the_othe
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "both", "rows.tsv"]
 
 
+@pytest.mark.weekly
 def test_two_processes_that_prepare_one_folder_otherwise_each_get_their_own_rows(tmp_path):
     source = write_lines(tmp_path / "rows.tsv", criteo_lines(30_000))
 

@@ -149,7 +149,7 @@ def test_a_table_learns_the_same_without_kernels(kernels, monkeypatch):
     torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_processes_may_build_into_one_folder_at_the_same_time(kernels, tmp_path):
     with ThreadPoolExecutor(2) as pool:
         libraries = list(pool.map(lambda _: build(tmp_path), range(2)))

@@ -214,6 +214,7 @@ def test_made_up_row_numbers_follow_zipfs_law():
     assert ids.max(axis=0).tolist() == [50, 39]
 
 
+@pytest.mark.weekly
 def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
     (profile,) = measure_in_fresh_process(
         replace(SMALL, precision="bfloat16", dense_optimizer="sgd", embedding_optimizer="sgd", budget_s=0.1)
@@ -222,6 +223,7 @@ def test_a_model_is_measured_in_bfloat16_with_other_optimizers():
     assert all(timing.forward.median_ms > 0 for timing in profile.timings)
 
 
+@pytest.mark.weekly
 def test_a_table_larger_than_memory_is_measured_by_a_smaller_one(request_for_dataset):
     """Tables of 300 MB where 280 MB more than torch takes are allowed; the rows of the data set wrap around."""
     program = """

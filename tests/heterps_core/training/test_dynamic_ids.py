@@ -169,7 +169,7 @@ def test_a_resumed_run_ends_with_the_same_ids_and_weights(small_bytes, dataset, 
     assert all(torch.equal(night.tensors[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_of_two_replicas_resumed_by_one_gives_ids_the_same_rows(dataset, tmp_path):
     night = Night(dataset, tmp_path / "run", stages=REPLICAS)
     expected = night.tensors

@@ -199,6 +199,7 @@ def test_a_worker_that_stands_still_in_a_checkpoint_is_named_as_elsewhere_and_no
     assert training_run.steps[-1].step == NUM_STEPS
 
 
+@pytest.mark.weekly
 def test_a_machine_that_is_lost_is_named_with_its_replica_and_last_step(dataset, tmp_path, monkeypatch):
     """Two replicas of one stage on two machines, one of which is gone without a word."""
     monkeypatch.setenv(GO_ON_VARIABLE, str(tmp_path / "go on"))

@@ -23,6 +23,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
     return replace(make_job(dataset, (1, 1)), stages=(Stage(0, 0, "cpu-c7i", 1), Stage(1, 2, "gpu-t4", 1)))
 
 
+@pytest.mark.weekly
 def test_a_dry_run_of_a_gpu_stage_trains_on_what_the_machine_has(job: TrainingJob, tmp_path: Path) -> None:
     training_run = train(RunDirectory(str(tmp_path)), job)
 

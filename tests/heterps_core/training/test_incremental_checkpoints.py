@@ -148,7 +148,7 @@ def load(rank: int, folder: str, optimizer: str, num_replicas: int) -> tuple[int
     return cursor.step, row_hashes(model)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("optimizer", weekly_after(1, ["rowwise-adam", "rowwise-adagrad"]))
 def test_what_two_replicas_wrote_in_parts_any_number_reads(optimizer: str, tmp_path: Path) -> None:
     shards = run_in_processes(train_two, 2, str(tmp_path), optimizer)

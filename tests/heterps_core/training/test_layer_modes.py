@@ -244,6 +244,7 @@ def test_replicas_of_a_stage_predict_with_the_same_running_statistics(trained):
     assert {name: exported[f"batch_norm.{name}"].tolist() for name in first} == first
 
 
+@pytest.mark.weekly
 def test_the_next_run_begins_with_the_running_statistics_of_the_last(trained, dataset, tmp_path):
     last = trained[WITH_BATCH_NORM]
 
@@ -255,6 +256,7 @@ def test_the_next_run_begins_with_the_running_statistics_of_the_last(trained, da
         assert part["buffers"]["num_batches_tracked"] == 2 * last.parts[1]["buffers"]["num_batches_tracked"]
 
 
+@pytest.mark.weekly
 def test_dropout_and_penalties_teach_any_cut_what_they_teach_one_process(dataset, tmp_path):
     model = "deepfm(hidden_widths=32-16, embedding_dim=4, dropout=0.5)"
     last = len(build_chain(model, dataset.features, seed=0)) - 1

@@ -89,6 +89,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_clicks(tmp_path_factory.mktemp("clicks"))
 
 
+@pytest.mark.weekly
 @pytest.mark.root
 def test_a_worker_that_the_kernel_kills_for_memory_is_reported_with_figures_and_not_tried_again(
     dataset, tmp_path

@@ -155,6 +155,7 @@ def test_an_error_names_the_worker_its_stage_and_its_last_step(dataset, tmp_path
     assert "nodes/stage" in str(failure.value)
 
 
+@pytest.mark.weekly
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tmp_path):
@@ -193,6 +194,7 @@ def test_a_full_disk_ends_the_run_and_the_last_good_checkpoint_stays(dataset, tm
     assert training_run.is_complete
 
 
+@pytest.mark.weekly
 def test_nodes_read_rows_that_lie_in_a_bucket(undisturbed, dataset, monkeypatch, tmp_path):
     """The same rows in the same row groups; none of them goes through the run directory."""
     with bucket_location(monkeypatch) as location:
@@ -207,6 +209,7 @@ def test_nodes_read_rows_that_lie_in_a_bucket(undisturbed, dataset, monkeypatch,
     assert data == ["manifest.json", "row_groups.npy", "rows-00000.footer.zst"]
 
 
+@pytest.mark.weekly
 def test_nodes_that_share_no_disk_train_through_a_bucket(undisturbed, dataset, monkeypatch):
     """Data, checkpoints, metrics and logs go through S3 (moto over HTTP); each node has a folder of its own."""
     with bucket_location(monkeypatch) as location:

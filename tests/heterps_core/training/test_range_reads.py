@@ -25,6 +25,7 @@ from heterps_core.training.storage.named_tensors import dense_optimizer_state, r
 from heterps_core.training.storage.run_directory import RunDirectory
 from tests.checkpoints import save_checkpoint
 from tests.s3_server import bucket_location
+from tests.tiers import weekly_after
 from tests.worker_processes import run_in_processes
 
 pytestmark = pytest.mark.slow
@@ -112,7 +113,7 @@ def aws_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
 
 
-@pytest.mark.parametrize("num_replicas", [4, 3])
+@pytest.mark.parametrize("num_replicas", weekly_after(1, [3, 4]))
 def test_a_replica_reads_its_own_rows_of_a_checkpoint(bucket, answered, num_replicas):
     """Also where fewer replicas cut the rows otherwise than the four that wrote them."""
     run_in_processes(save, 4, bucket, aws_environment(), 4)
@@ -146,6 +147,7 @@ def export(folder: Path) -> StartModel:
     )
 
 
+@pytest.mark.weekly
 def test_a_replica_reads_its_own_rows_of_the_start_model(bucket, answered, tmp_path):
     start = export(tmp_path / "exported")
     publish_start_model(RunDirectory(bucket, secret=SECRET), start, tmp_path / "exported")

@@ -143,6 +143,7 @@ def assert_alike(found: Trained, expected: Trained) -> None:
             369_000,
             {"embedding_optimizer": "rowwise-adam", "update_mode": "delayed"},
             id="pipeline",
+            marks=pytest.mark.weekly,
         ),
     ],
 )
@@ -199,6 +200,7 @@ def train_part_with_changed_rows(rank: int, run_folder: str) -> dict[str, Any]:
     return train_part(rank, run_folder)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     ("stages", "memory_bytes"),
     [(ALONE, MEMORY_BYTES), pytest.param(PIPELINE, 240_000, marks=pytest.mark.weekly)],
@@ -258,6 +260,7 @@ def test_a_worker_killed_in_the_middle_of_a_sweep_leaves_no_file_and_its_run_end
     assert resumed.logits == expected.logits
 
 
+@pytest.mark.weekly
 def test_a_day_that_goes_on_from_a_model_learns_what_it_learns_in_memory(dataset, tmp_path):
     first = Trained(dataset, tmp_path / "first", ALONE, CONFIG)
     start = {

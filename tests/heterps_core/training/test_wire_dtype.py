@@ -138,7 +138,11 @@ def train_plainly(rounded: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     return master_RD
 
 
-@pytest.mark.parametrize("shares_memory", [False, True], ids=["messages", "shared memory"])
+@pytest.mark.parametrize(
+    "shares_memory",
+    [False, pytest.param(True, marks=pytest.mark.weekly)],
+    ids=["messages", "shared memory"],
+)
 def test_a_cut_model_learns_what_one_process_learns_that_rounds_alike(shares_memory):
     rounded, plain = train_plainly(in_bfloat16), train_plainly()
 

@@ -18,6 +18,7 @@ from tests.heterps_core.training.node_processes import make_job, prepare_clicks
 from tests.heterps_core.training.reference import run_plainly
 from tests.network_hosts import why_no_hosts
 from tests.s3_server import bucket_location
+from tests.tiers import weekly_after
 from tests.waiting import wait_for
 
 TERMINATED = -signal.SIGTERM
@@ -139,12 +140,12 @@ def test_a_node_whose_lease_is_not_renewed_ends_itself(short_lease):
     assert ended.returncode == TERMINATED
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_node_that_never_saw_a_lease_ends_itself(short_lease):
     assert boot(short_lease, *SLEEPS).returncode == TERMINATED
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_node_ends_itself_at_its_lifetime_however_often_its_lease_is_renewed(short_lease):
     node = start({**short_lease, "HETERPS_LIFETIME_S": "6"}, *SLEEPS)
     for number in itertools.count():
@@ -197,7 +198,7 @@ def shutdowns(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["silent", "unreachable"])
+@pytest.mark.parametrize("store", weekly_after(1, ["unreachable", "silent"]))
 def test_a_rented_machine_shuts_down_where_its_lease_is_not_renewed_or_cannot_be_read(
     short_lease, tmp_path, store
 ):

@@ -158,7 +158,7 @@ def test_a_record_that_no_store_took_for_a_week_is_set_aside(tmp_path, quick_loc
     assert json.loads(notes.read_text())["end"] == ["FINISHED", 1_000_000_000_000]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_server_that_is_stopped_in_mid_run_gets_everything_when_it_is_back(tmp_path, monkeypatch):
     server = TrackingServer(tmp_path)
     try:

@@ -75,10 +75,8 @@ OTHER_USER = pytest.param(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "user", [pytest.param(None, id="of-this-user", marks=pytest.mark.weekly), OTHER_USER]
-)
+@pytest.mark.weekly
+@pytest.mark.parametrize("user", [pytest.param(None, id="of-this-user"), OTHER_USER])
 def test_a_stranger_who_joins_as_rank_1_is_refused_and_the_workers_train(user, tmp_path, monkeypatch):
     run = RunDirectory(str(tmp_path / "run"), secret=KEY)
     spawned = multiprocessing.get_context("spawn")
@@ -112,7 +110,10 @@ def test_a_stranger_who_joins_as_rank_1_is_refused_and_the_workers_train(user, t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "status", "where"),
-    [(CLUSTER, CheckpointError.exit_status, "stderr"), (JOB, CheckpointError.exit_status, "exit.json")],
+    [
+        (CLUSTER, CheckpointError.exit_status, "stderr"),
+        pytest.param(JOB, CheckpointError.exit_status, "exit.json", marks=pytest.mark.weekly),
+    ],
 )
 def test_a_node_does_not_use_a_file_that_was_written_without_the_key(key, status, where, tmp_path):
     run = RunDirectory(str(tmp_path / "run"), secret=KEY)

@@ -149,6 +149,7 @@ def test_a_folder_that_comes_and_goes_is_listed_or_empty(tmp_path):
     assert seen == [({}, [])] * 2_000
 
 
+@pytest.mark.weekly
 def test_a_file_in_a_bucket_that_is_replaced_all_the_time_is_never_read_in_parts(monkeypatch):
     with bucket_location(monkeypatch) as location:
         writing, reading = RunDirectory(location), RunDirectory(location)
