@@ -21,7 +21,10 @@ _TEXT_KINDS = (
     pa.float64(),
     *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("ns", "us")),
 )
-"""What a text may stand for: numbers, times by ISO 8601, the same with a zone; nanoseconds end in the year 2262."""
+"""Types that a text may stand for: numbers, times by ISO 8601, the same with a zone; nanoseconds end in the year 2262."""
+
+_FIRST_VALUES = 100
+"""Enough to tell most columns that hold no times."""
 
 
 def check_time_order(files: Sequence[SourcePath], schema: DataSchema) -> None:
@@ -97,6 +100,8 @@ def comparable_times(column: pa.Array) -> pa.Array | None:
     kinds = _TEXT_KINDS if is_text(times.type) else (pa.int64(),) * pa.types.is_integer(times.type)
     for kind in kinds:
         try:
+            # Arrow reads a text to its end although its first values are of another kind.
+            times.slice(0, _FIRST_VALUES).cast(kind)
             return times.cast(kind)
         except ARROW_ERRORS:
             continue
