@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, suppress
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -182,6 +184,20 @@ def clicks_of_runs(shared_folder: Path) -> str:
     with suppress(FileExistsError):
         path.hardlink_to(draft)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def days_of_runs(shared_folder: Path) -> Path:
+    """Seven days of 4,000 clicks, all of one week, whose nights share the profile of their layers; one is damaged."""
+    from heterps_core.data.synthetic.click_stream import write_click_days
+
+    draft, folder = shared_folder / f"days-{os.getpid()}", shared_folder / "days"
+    write_click_days(draft, first_day=date(2026, 11, 2), num_days=7, rows_per_day=4_000, seed=1, drift=0.05)
+    damaged = draft / "day=2026-11-07" / "clicks.tsv.gz"
+    damaged.write_bytes(gzip.compress(gzip.decompress(damaged.read_bytes())[:100_000] + b"\nnonsense\n"))
+    with suppress(OSError):
+        draft.rename(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """What becomes of nights and their models: gates, baseline, a back-filled day, the month's cap; all of it real."""
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 import pytest
 from mlflow import MlflowClient
@@ -9,10 +9,9 @@ from mlflow.artifacts import load_text
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import BudgetExceededError
 from infra.ledger.ledger import Ledger
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE
 from tasks.judging import baseline
 from tasks.records.champion import champion_of
 from tasks.records.model_registry import registered_versions
@@ -37,26 +36,16 @@ GATES = {
 
 
 @pytest.fixture(scope="module")
-def days(tmp_path_factory):
-    """All of one week, whose nights share the profile of their layers."""
-    folder = tmp_path_factory.mktemp("days")
-    write_click_days(
-        folder,
-        first_day=date(2026, 11, 2),
-        num_days=5,
-        rows_per_day=4_000,
-        seed=1,
-        drift=0.05,
-    )
-    return str(folder)
+def days(days_of_runs):
+    return str(days_of_runs)
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
+def workspace(tmp_path_factory, workspace_of_runs):
     home = tmp_path_factory.mktemp("nights") / "home"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(home))
-        yield Workspace(root=home).create()
+        yield workspace_of_runs(home)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-from datetime import date
 from uuid import UUID
 
 import pytest
@@ -12,13 +11,12 @@ from prefect.client.orchestration import get_client
 
 from flows.backfill_ctr import backfill_ctr
 from flows.train_ctr import train_ctr
-from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
-from infra.workspace import HOME_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE
 from tasks.records.champion import champion_of
 from tasks.records.past_runs import finished_run
 from tests.infra.builders import bootstrap, offer, plan
@@ -35,28 +33,16 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def days(tmp_path_factory):
-    """All of one week, whose nights share the profile of their layers."""
-    folder = tmp_path_factory.mktemp("days")
-    write_click_days(
-        folder,
-        first_day=date(2026, 11, 2),
-        num_days=6,
-        rows_per_day=4_000,
-        seed=1,
-        drift=0.05,
-    )
-    bad = folder / "day=2026-11-06" / "clicks.tsv.gz"
-    bad.write_bytes(gzip.compress(gzip.decompress(bad.read_bytes())[:100_000] + b"\nnonsense\n"))
-    return folder
+def days(days_of_runs):
+    return days_of_runs
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory):
+def workspace(tmp_path_factory, workspace_of_runs):
     home = tmp_path_factory.mktemp("nights") / "home"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(HOME_VARIABLE, str(home))
-        yield Workspace(root=home).create()
+        yield workspace_of_runs(home)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +139,7 @@ def test_a_night_is_planned_for_the_rows_that_a_query_makes_of_its_day(workspace
 def test_a_bad_day_launches_nothing_and_leaves_the_champion(workspace, days, first_night):
     launched = len(Ledger(workspace.ledger_path).entries())
 
-    with pytest.raises(DataError, match=r"day 2026-11-06, .*clicks\.tsv\.gz, line \d+: expected 40 fields"):
+    with pytest.raises(DataError, match=r"day 2026-11-07, .*clicks\.tsv\.gz, line \d+: expected 40 fields"):
         train_ctr(data=str(days), **SETTINGS)
 
     assert len(Ledger(workspace.ledger_path).entries()) == launched

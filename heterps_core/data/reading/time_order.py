@@ -21,7 +21,7 @@ _TEXT_KINDS = (
     pa.float64(),
     *(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in ("ns", "us")),
 )
-"""Types that a text may stand for: numbers, times by ISO 8601, the same with a zone; nanoseconds end in the year 2262."""
+"""Types that a text may stand for: numbers, times by ISO 8601, or these with a zone; nanoseconds end in 2262."""
 
 _FIRST_VALUES = 100
 """Enough to tell most columns that hold no times."""
