@@ -156,6 +156,9 @@ class DeviceType:
     peak_fp32_flops_per_s: float
     """Dense single precision without TF32 or sparsity."""
 
+    peak_bf16_flops_per_s: float | None = None
+    """Dense products of bfloat16; None where the hardware has no instruction for them."""
+
     memory_bandwidth_bytes_per_s: float
     memory_bytes: int
     """Memory that a stage may fill: the card's own memory, or the core's share of the host's."""

@@ -13,6 +13,7 @@ from typing import Any
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
@@ -20,6 +21,7 @@ from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.machine import multiplies_bfloat16
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import local_profiles, with_estimates
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
@@ -201,6 +203,7 @@ def profile_layers(
     request = _profile_request(
         clicks.open(), model=model, batch_size=batch_size, known_as=known_as, **trained_with
     )
+    _warn_of_precision(request.precision, device_types)
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
@@ -217,6 +220,20 @@ def profile_layers(
         planned_request=large_request,
         measured=measured,
     )
+
+
+def _warn_of_precision(precision: str, device_types: Sequence[str]) -> None:
+    """Log where a precision multiplies slower than float32."""
+    if precision != "bfloat16":
+        return
+    slow = [] if multiplies_bfloat16() else ["this machine"]
+    slow += [name for name in device_types if get_device_type(name).peak_bf16_flops_per_s is None]
+    if slow:
+        log_step(
+            "precision",
+            f"bfloat16 is slower than float32 on {', '.join(slow)}, which have no instruction for it (amx_bf16, "
+            "avx512_bf16); leave precision out there",
+        )
 
 
 def _measured_device_types(

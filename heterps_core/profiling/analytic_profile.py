@@ -169,7 +169,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
             f"an estimate for {device_type.name} must be calibrated on a measured profile of {graph.name!r}, "
             f"got one of {measured.model!r} on {measured.device_type}; profile the model on this machine first"
         )
-    speed = MachineSpeed.published(device_type)
+    speed = MachineSpeed.published(device_type, measured.precision)
     factors = _slowdowns(graph, measured)
     is_alike = device_type.kind is DeviceKind.CPU and measured.device_type == LOCAL_DEVICE_TYPE
     here = measured.machine_speed

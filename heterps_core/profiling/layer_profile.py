@@ -24,6 +24,9 @@ LOCAL_GPU_DEVICE_TYPE = "local-gpu"
 
 _MOST_CLOCK_OVER_PROCESSOR = 1.25
 
+_EMULATED_BFLOAT16 = 0.65
+"""Speed of bfloat16 over that of float32 on a processor without an instruction for it (docs/LOG.md)."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
@@ -42,7 +45,7 @@ class MachineSpeed:
     """The limits of one unit, as measured; a roofline divides by them."""
 
     flops_per_s: float
-    """Rate of a large float32 matrix product."""
+    """Rate of a large matrix product, as the trainer makes it in the precision of the profile."""
 
     memory_bandwidth_bytes_per_s: float
     """Bytes read and written by a large copy."""
@@ -51,10 +54,13 @@ class MachineSpeed:
     """Time of an operation on a tensor of one element."""
 
     @classmethod
-    def published(cls, device_type: DeviceType) -> MachineSpeed:
+    def published(cls, device_type: DeviceType, precision: str = "float32") -> MachineSpeed:
         """Return the peaks that the table of device types has from data sheets."""
+        flops_per_s = device_type.peak_fp32_flops_per_s
+        if precision == "bfloat16":
+            flops_per_s = device_type.peak_bf16_flops_per_s or _EMULATED_BFLOAT16 * flops_per_s
         return cls(
-            flops_per_s=device_type.peak_fp32_flops_per_s,
+            flops_per_s=flops_per_s,
             memory_bandwidth_bytes_per_s=device_type.memory_bandwidth_bytes_per_s,
             kernel_launch_seconds=device_type.kernel_launch_seconds,
         )

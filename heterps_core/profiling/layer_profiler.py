@@ -36,8 +36,9 @@ from heterps_core.profiling.layer_profile import (
     LayerProfile,
     LayerTiming,
 )
-from heterps_core.profiling.link_measurement import measure_links, measure_machine_speed, second_process
+from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
+from heterps_core.profiling.machine_speed import measure_machine_speed
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
 from heterps_core.profiling.profiling_input import RowFeed, click_batches, with_fewer_rows
 from heterps_core.profiling.timed_layers import layer_phases, step_phases, training_config
@@ -87,7 +88,7 @@ def measure(requests: Sequence[ProfileRequest]) -> list[LayerProfile]:
         features = _bounded_features(first)
         model = _trained_model(first, features, device)
         links = measure_links(store, rank=0)
-    speed = measure_machine_speed(budget_s=_MACHINE_SPEED_BUDGET_S, device=device)
+    speed = measure_machine_speed(budget_s=_MACHINE_SPEED_BUDGET_S, device=device, precision=first.precision)
     hardware, hardware_fingerprint, software = _described(device)
     return [
         LayerProfile(

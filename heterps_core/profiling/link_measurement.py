@@ -1,4 +1,4 @@
-"""How fast this machine computes and copies, and two of its processes exchange tensors through gloo.
+"""How fast two processes of this machine exchange tensors through gloo.
 
 Run as a program it is the second process: python -m heterps_core.profiling.link_measurement STORE_FILE.
 """
@@ -18,21 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from heterps_core.compute_device import CPU, clock_of
 from heterps_core.errors import HeterpsError
-from heterps_core.profiling.layer_profile import Link, MachineSpeed
-from heterps_core.profiling.timing import Phase, Timing, time_phases
+from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.timing import Timing
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
-
-_MATRIX_SIZE = {"cpu": 768, "cuda": 8192}
-"""Large enough that a product runs at the rate of much larger ones, small enough for 10 ms on one core, and for a
-tenth of a second on the slowest cards."""
-
-COPIED_FLOATS = {"cpu": 1 << 24, "cuda": 1 << 26}
-"""64 MiB, beyond the last cache of the machines at hand; 256 MiB on a card, whose cache may hold 64."""
-
-_TINY_OPERATIONS = 100
-"""Timed together, because one is near the resolution of the clock."""
 
 SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
 """1 KiB shows the latency, 4 MiB the bandwidth: the gradients of a model of a million parameters."""
@@ -45,37 +34,6 @@ BUSY_ROWS, BUSY_WIDTH, BUSY_PRODUCTS = 256, 400, 5
 TIMEOUT = timedelta(seconds=60)
 
 _SECOND_PROCESS_EXIT_S = 10.0
-
-
-def measure_machine_speed(*, budget_s: float, device: torch.device = CPU) -> MachineSpeed:
-    """Measure matrix products, copies and tiny operations on a device, with the threads that torch is set to."""
-    size, num_copied = _MATRIX_SIZE[device.type], COPIED_FLOATS[device.type]
-    left, right, product = (torch.rand(size, size, device=device) for _ in range(3))
-    original = torch.rand(num_copied, device=device)
-    copy = torch.empty_like(original)
-    tiny = torch.ones(1, requires_grad=True, device=device)
-
-    def run_tiny_operations() -> None:
-        for _ in range(_TINY_OPERATIONS):
-            torch.relu(tiny)
-
-    timings = time_phases(
-        [
-            Phase("product", lambda: torch.mm(left, right, out=product)),
-            Phase("copy", lambda: copy.copy_(original)),
-            Phase("tiny", run_tiny_operations),
-        ],
-        budget_s=budget_s,
-        max_repeats=30,
-        clock=clock_of(device),
-    )
-    return MachineSpeed(
-        flops_per_s=2 * size**3 / timings["product"].median_ms * MS_PER_S,
-        memory_bandwidth_bytes_per_s=(
-            2 * BYTES_PER_FLOAT32 * num_copied / timings["copy"].median_ms * MS_PER_S
-        ),
-        kernel_launch_seconds=timings["tiny"].median_ms / MS_PER_S / _TINY_OPERATIONS,
-    )
 
 
 @contextmanager

@@ -61,12 +61,25 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def multiplies_bfloat16() -> bool:
+    """Tell whether the processor has an instruction that multiplies bfloat16."""
+    fields = _processor_fields()
+    flags = f"{fields.get('flags', '')} {fields.get('Features', '')}".split()
+    return not {"amx_bf16", "avx512_bf16", "bf16"}.isdisjoint(flags)
+
+
 def _processor() -> str:
-    first: dict[str, str] = {}
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        name, _, value = line.partition(":")
-        first.setdefault(name.strip(), value.strip())
+    first = _processor_fields()
     if "model name" not in first:
         return platform.processor() or platform.machine()
     numbers = [f"{name} {first[name]}" for name in ("cpu family", "model", "stepping") if name in first]
     return f"{first['model name']} ({', '.join(numbers)})" if numbers else first["model name"]
+
+
+def _processor_fields() -> Mapping[str, str]:
+    """Return what the system says of the first core, by name."""
+    first: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        first.setdefault(name.strip(), value.strip())
+    return first

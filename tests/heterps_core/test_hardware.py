@@ -63,6 +63,8 @@ def test_every_figure_has_a_source_and_the_name_says_the_kind(device_type):
         "network_bandwidth_bytes_per_s",
         "kernel_launch_seconds",
     }
+    if device_type.peak_bf16_flops_per_s is not None:
+        figures.add("peak_bf16_flops_per_s")
 
     assert set(device_type.sources) == figures
     assert all(getattr(device_type, figure) > 0 for figure in figures)
@@ -109,6 +111,7 @@ def test_clock_times_width_gives_the_peak_of_a_cpu_unit():
     # AVX-512 with two units: 64 operations a cycle; Zen 4 with two 256-bit pipes: 32.
     assert DEVICE_TYPES["cpu-c5"].peak_fp32_flops_per_s == pytest.approx(64 * clock_hz["c5.xlarge"])
     assert DEVICE_TYPES["cpu-c7i"].peak_fp32_flops_per_s == pytest.approx(64 * clock_hz["c7i.xlarge"])
+    assert DEVICE_TYPES["cpu-c7i"].peak_bf16_flops_per_s == pytest.approx(1024 * clock_hz["c7i.xlarge"])
     assert DEVICE_TYPES["cpu-m7a"].peak_fp32_flops_per_s == pytest.approx(32 * clock_hz["m7a.xlarge"])
 
 

@@ -176,3 +176,15 @@ def test_rows_are_read_on_the_core_that_computes_but_beside_a_card(name, feed_ms
     assert [timings[0].feed_ms for timings in (estimate.timings, estimate.half_batch_timings)] == [
         feed_ms
     ] * 2
+
+
+@pytest.mark.parametrize(("name", "times_float32"), [("cpu-c7i", 16.0), ("cpu-c5", 0.65)])
+def test_bfloat16_is_estimated_by_the_instructions_of_the_processor(name, times_float32):
+    device_type = DEVICE_TYPES[name]
+
+    whole, half = (
+        estimate_profile(GRAPH, replace(make_profile(), precision=precision), device_type).machine_speed
+        for precision in ("float32", "bfloat16")
+    )
+
+    assert half.flops_per_s == pytest.approx(times_float32 * whole.flops_per_s)
