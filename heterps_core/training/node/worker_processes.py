@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,12 @@ _SHUTDOWN_LIMIT_S = 5.0
 
 
 def prepare_to_fork() -> None:
-    """Let the process that workers are forked from begin to import; returns at once."""
+    """Let the process that workers are forked from begin to import; returns at once.
+
+    Workers may open as many files as the machine's hard limit allows: a worker keeps a connection to each other one.
+    """
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     multiprocessing.set_forkserver_preload(list(_IMPORTED_BEFORE))
     asked, threads = tempfile.tempdir, os.environ.get(THREADS_VARIABLE)
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER:

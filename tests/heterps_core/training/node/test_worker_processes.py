@@ -43,6 +43,40 @@ def test_of_a_worker_only_the_main_thread_takes_several_cores_for_a_compiled_loo
     assert reported.stdout.split() == ["1", "3", "2"]
 
 
+COUNT_FILES = """
+import multiprocessing, os, resource
+from heterps_core.training.node import worker_processes
+
+def count(numbers):
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(300)]
+    numbers.put(len(files))
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 512))
+    worker_processes._IMPORTED_BEFORE = ()
+    worker_processes.prepare_to_fork()
+    context = multiprocessing.get_context("forkserver")
+    numbers = context.Queue()
+    context.Process(target=count, args=(numbers,)).start()
+    print(numbers.get(timeout=50))
+"""
+
+
+def test_a_worker_opens_more_files_than_the_soft_limit_of_its_node(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text(COUNT_FILES)
+
+    counted = subprocess.run(
+        [sys.executable, str(tmp_path / "run.py")],
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+
+    assert counted.stdout.split() == ["300"]
+
+
 RUN_ONE_WORKER = """
 import os, sys
 from pathlib import Path
