@@ -229,7 +229,8 @@ def _estimated(
             beside_seconds = (factors[layer.kind, phase] - 1.0) * limit_seconds
             shown.append(f"{phase} times {factors[layer.kind, phase]:.2f}")
         estimate[phase] = Timing.estimated(
-            MS_PER_S * (work.launch_seconds(speed) + limit_seconds + beside_seconds)
+            MS_PER_S * (work.launch_seconds(speed) + limit_seconds + beside_seconds),
+            measured=getattr(timing, phase),
         )
     source = f"roofline of {device_type.name}'s published figures, as measured here: {', '.join(shown)}"
     return replace(timing, **estimate, is_estimated=True, source=source)
@@ -247,7 +248,8 @@ def _scaled(
     for phase, work in _layer_work(layer, batch_size=batch_size).items():
         seconds = getattr(timing, phase).median_ms / MS_PER_S - work.launch_seconds(here)
         estimate[phase] = Timing.estimated(
-            MS_PER_S * (work.launch_seconds(there) + factor * max(seconds, 0.0))
+            MS_PER_S * (work.launch_seconds(there) + factor * max(seconds, 0.0)),
+            measured=getattr(timing, phase),
         )
     source = f"{', '.join(layer.uncounted)} not counted: {factor:.3g} times the measured time"
     return replace(timing, **estimate, is_estimated=True, source=source)

@@ -77,6 +77,7 @@ class DeviceProfile(JsonDocument):
             busy_message_seconds=self.profile.busy_message_seconds,
             machine_speed=self.profile.machine_speed or estimate.machine_speed,
             sum_over_step=self.profile.sum_over_step,
+            clock_over_processor=self.profile.clock_over_processor,
             measured_at=self.profile.measured_at,
         )
 

@@ -43,9 +43,13 @@ class Timing:
         return cls(median_ms=median_ms, low_ms=low_ms, high_ms=high_ms, num_repeats=len(times_ms))
 
     @classmethod
-    def estimated(cls, time_ms: float) -> Timing:
-        """Return a time that was not measured: no spread, no repeats."""
-        return cls(median_ms=time_ms, low_ms=time_ms, high_ms=time_ms, num_repeats=0)
+    def estimated(cls, time_ms: float, *, measured: Timing | None = None) -> Timing:
+        """Return a time that was not measured, without repeats; of a measured one it has the relative spread."""
+        estimate = cls(median_ms=time_ms, low_ms=time_ms, high_ms=time_ms, num_repeats=0)
+        if measured is None or measured.median_ms <= 0:
+            return estimate
+        low, high = measured.low_ms / measured.median_ms, measured.high_ms / measured.median_ms
+        return replace(estimate, low_ms=low * time_ms, high_ms=high * time_ms)
 
     def scaled(self, factor: float) -> Timing:
         """Return `factor` times the time, with the same relative spread."""

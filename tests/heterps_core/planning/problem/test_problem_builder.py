@@ -125,6 +125,22 @@ def test_estimated_times_carry_the_assumed_error():
     assert [layer.compute_relative_spread for layer in layers] == [{"gpu-t4": ESTIMATE_RELATIVE_ERROR}] * 2
 
 
+def test_an_estimate_carries_the_spread_of_what_it_follows_from_and_the_error_of_a_busy_machine():
+    phases = {
+        name: Timing(median_ms=100.0, low_ms=90.0, high_ms=150.0, num_repeats=9)
+        for name in ("forward", "backward", "update")
+    }
+    noisy = [(replace(timings[0], **phases), timings[1]) for timings in (make_profile().timings,) * 2]
+    measured = replace(make_profile(*noisy), clock_over_processor=4.0)
+    layers = build(
+        {"gpu-t4": estimate_profile(GRAPH, measured, DEVICE_TYPES["gpu-t4"])}, {"gpu-t4": local_unit()}
+    ).layers
+
+    # Each phase spreads by 60 % of its median, half of it to either side.
+    wanted = [(0.3**2 + 0.5**2 + 0.2**2) ** 0.5, (0.5**2 + 0.2**2) ** 0.5]
+    assert [layer.compute_relative_spread["gpu-t4"] for layer in layers] == pytest.approx(wanted)
+
+
 def test_published_networks_carry_the_assumed_error_also_where_layers_are_measured():
     unit = unit_type(
         GRAPH, make_profile(), DEVICE_TYPES["cpu-c5"], batch_size=400, price_usd_per_hour=0.5, max_units=1
