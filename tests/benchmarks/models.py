@@ -16,8 +16,7 @@ from __future__ import annotations
 import functools
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,7 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
-from heterps_core.models.chain import build_chain, load_builder
+from heterps_core.models.chain import build_chain
 from heterps_core.models.graph_block import GraphBlock, tensor_name
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.planning.search.optimum import find_optimum
@@ -47,6 +46,7 @@ from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
 from tasks.scheduling import make_problem
 from tasks.sources import ClickSource
+from tests.benchmarks.plain_torch import plain_step, processor_seconds
 from tests.benchmarks.training_speed import figure
 from tests.heterps_core.planning.search.branched_graphs import losses_of_lines
 from tests.heterps_core.training.reference import plain_model
@@ -318,21 +318,6 @@ def difference_of_parts(model: str, parts: list[dict[str, Any]], seed: int) -> f
     )
 
 
-class SparseEmbedding(nn.Module):
-    """A SlotEmbedding of slots with one value each as users of plain torch write it."""
-
-    def __init__(self, layer: SlotEmbedding) -> None:
-        super().__init__()
-        self.table = nn.Embedding(layer.num_rows, layer.dimension, sparse=True)
-        nn.init.normal_(self.table.weight, 0.0, layer.initial_standard_deviation)
-        self.layer = layer
-
-    @torch.compiler.disable
-    def forward(self, batch: ClickBatch) -> Tensor:
-        vectors = self.table(self.layer.row_numbers(batch)).flatten(1)
-        return torch.cat([vectors, batch.dense], 1) if self.layer.include_dense else vectors
-
-
 class SpeedOver(NamedTuple):
     """Median ratios of processor times: a step of the plain module over one of the engine."""
 
@@ -343,7 +328,10 @@ class SpeedOver(NamedTuple):
 def speed_over_plain(model: str, seed: int) -> SpeedOver:
     """Return how much faster the engine is than the plain module, and than that with `torch.compile`."""
     batches = [draw_batch(SPEED_FEATURES, SPEED_BATCH, number) for number in range(4)]
-    steps = [plain_step(model, seed, is_compiled=is_compiled) for is_compiled in (False, True)]
+    steps = [
+        plain_step(model, SPEED_FEATURES, seed=seed, rate=ROW_RATE, is_compiled=is_compiled)
+        for is_compiled in (False, True)
+    ]
     config = TrainingConfig(
         batch_size=SPEED_BATCH, num_microbatches=1, num_epochs=1, seed=seed, embedding_optimizer="sgd"
     )
@@ -361,33 +349,3 @@ def speed_over_plain(model: str, seed: int) -> SpeedOver:
         if number:
             ratios.append([seconds / engine for seconds in plain])
     return SpeedOver(*map(statistics.median, zip(*ratios, strict=True)))
-
-
-def plain_step(model: str, seed: int, *, is_compiled: bool) -> Callable[[ClickBatch], None]:
-    """Return a function that trains the module in plain torch."""
-    torch.manual_seed(seed)
-    plain = load_builder(model)(SPEED_FEATURES)
-    for path, layer in list(plain.named_modules()):
-        if isinstance(layer, SlotEmbedding):
-            plain.set_submodule(path, SparseEmbedding(layer))
-    tables = [each.table.weight for each in plain.modules() if isinstance(each, SparseEmbedding)]
-    dense = [each for each in plain.parameters() if all(each is not table for table in tables)]
-    optimizers = [torch.optim.Adam(dense, fused=True), torch.optim.SGD(tables, lr=ROW_RATE)]
-    run_plain = torch.compile(plain, dynamic=False) if is_compiled else plain
-
-    def step(batch: ClickBatch) -> None:
-        loss = F.binary_cross_entropy_with_logits(run_plain(batch).squeeze(1), batch.labels)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-    return step
-
-
-def processor_seconds(step: Callable[[ClickBatch], None], batches: list[ClickBatch]) -> float:
-    started = time.process_time()
-    for batch in batches:
-        step(batch)
-    return time.process_time() - started

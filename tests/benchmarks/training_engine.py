@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig
+from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
@@ -46,18 +49,37 @@ def make_features(num_rows: int) -> FeatureSpec:
     )
 
 
-def make_batches(num_rows: int, *, seed: int) -> list[ClickBatch]:
+def make_batches(
+    num_rows: int, *, seed: int, batch_size: int = BATCH_SIZE, num_batches: int = NUM_BATCHES
+) -> list[ClickBatch]:
     """Return batches whose ids are drawn evenly: the hardest case for caches."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (BATCH_SIZE, NUM_SLOTS)
+    shape = (batch_size, NUM_SLOTS)
     return [
         ClickBatch(
-            dense=torch.randn(BATCH_SIZE, NUM_DENSE, generator=generator),
+            dense=torch.randn(batch_size, NUM_DENSE, generator=generator),
             ids=torch.randint(0, num_rows // NUM_SLOTS, shape, generator=generator),
-            labels=torch.randint(0, 2, (BATCH_SIZE,), generator=generator).float(),
+            labels=torch.randint(0, 2, (batch_size,), generator=generator).float(),
         )
-        for _ in range(NUM_BATCHES)
+        for _ in range(num_batches)
     ]
+
+
+def make_loop_step(features: FeatureSpec, batch_size: int) -> Callable[[ClickBatch], None]:
+    """Return a step as the training loop of a single worker takes it, SGD for rows."""
+    config = TrainingConfig(
+        batch_size=batch_size, num_microbatches=1, num_epochs=1, seed=0, embedding_optimizer="sgd"
+    )
+    model = build_stage_model("ctrdnn", features, config, [Stage(0, LAST_LAYER, "cpu", 1)])
+    runner = StageRunner(model, config)
+    # Batches are given, and none is read.
+    loop = TrainingLoop(runner=runner, model=model, batches=None, dataset=None, config=config, run=None)
+    cursors = map(partial(TrainingCursor, 0, 0), itertools.count())
+
+    def step(batch: ClickBatch) -> None:
+        loop.take_step(next(cursors), [MicroBatch(batch_size, batch)], num_steps=10**9)
+
+    return step
 
 
 def make_step(

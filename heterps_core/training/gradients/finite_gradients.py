@@ -37,30 +37,25 @@ def check_losses(losses: Sequence[float], *, step: int, config: TrainingConfig) 
             )
 
 
-def check_gradients(layers: Mapping[str, nn.Module], *, step: int, config: TrainingConfig) -> None:
-    """Check that dense parameters and their gradients are finite, before they are updated.
+def check_parameters(layers: Mapping[str, nn.Module], *, step: int, config: TrainingConfig) -> None:
+    """Check that dense parameters are finite right after an update, which leaves none finite whose gradient was not.
 
-    It reads each once, as the optimizer does right after it.
+    It reads each once, while the cache has it.
 
     Args:
-        layers: By name; their gradients are those of a whole step.
+        layers: By name.
         step: Counted from 1.
 
     Raises:
         SpoiledGradientsError: Those of a layer are not.
     """
-    sums = []
-    names = []
-    for name, layer in layers.items():
-        for parameter in layer.parameters():
-            names.append(name)
-            total = parameter.detach().sum()
-            sums.append(total if parameter.grad is None else total + parameter.grad.sum())
+    named = [(name, parameter) for name, layer in layers.items() for parameter in layer.parameters()]
+    sums = [parameter.detach().sum() for _, parameter in named]
     # One number for all, so that a device is asked once.
-    if not sums or torch.stack(sums).sum().isfinite():
+    if not sums or math.isfinite(torch.stack(sums).sum().item()):
         return
     found = ", ".join(
-        dict.fromkeys(name for name, total in zip(names, sums, strict=True) if not total.isfinite())
+        dict.fromkeys(name for (name, _), total in zip(named, sums, strict=True) if not total.isfinite())
     )
     raise SpoiledGradientsError(
         f"parameters and gradients must be finite numbers, but in step {step} they are not in {found or 'the sum'} "

@@ -73,7 +73,8 @@ class PendingSum:
             self._tensors = _summed(self.outbox, self._tensors)
         *gradients, losses_M = self._tensors
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.view_as(parameter)
+            if gradient is not parameter.grad:
+                parameter.grad = None if gradient is None else gradient.view_as(parameter)
         assert losses_M is not None
         # Read once a step, when nothing is left to compute.
         return losses_M.tolist()

@@ -13,12 +13,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-FLOATS_PER_REGISTER = 16
-"""Floats of a register of AVX-512. MKL finds the gradient of a weight faster transposed (1.1 times) where rows are
-no multiple of it."""
+from heterps_core.training.gradients.products import add_weight_gradient
 
 
 class _Product(NamedTuple):
@@ -39,7 +36,6 @@ class WeightGradients:
     def __init__(self, *, is_put_off: bool = True) -> None:
         self._is_put_off = is_put_off
         self._waiting: deque[_Product] = deque()
-        self._transposed_sums: dict[Tensor, Tensor] = {}
 
     def __len__(self) -> int:
         """Return how many products wait."""
@@ -49,7 +45,8 @@ class WeightGradients:
         """Take what the gradients of a layer's parameters follow from; put the weight's off."""
         if linear.bias is not None and linear.bias.requires_grad:
             # Quick as long as the gradient lies in the cache.
-            _add_to_gradient(linear.bias, gradient_BO.sum(0).float())
+            gradient_O, bias_O = gradient_BO.sum(0).float(), linear.bias
+            bias_O.grad = gradient_O if bias_O.grad is None else bias_O.grad.add_(gradient_O)
         if linear.weight.requires_grad:
             self._waiting.append(_Product(linear.weight, gradient_BO, input_BI))
             if not self._is_put_off:
@@ -60,31 +57,9 @@ class WeightGradients:
 
         The order is that of the backward passes, so sums do not depend on when there was time.
         """
-        weight_OI, gradient_BO, input_BI = self._waiting.popleft()
-        if gradient_BO.dtype is not torch.float32:
-            _add_to_gradient(weight_OI, torch.mm(gradient_BO.t(), input_BI).float())
-        elif input_BI.shape[1] % FLOATS_PER_REGISTER:
-            transposed = self._transposed_sums.get(weight_OI)
-            if transposed is None:
-                self._transposed_sums[weight_OI] = torch.mm(input_BI.t(), gradient_BO)
-            else:
-                transposed.addmm_(input_BI.t(), gradient_BO)
-        elif weight_OI.grad is None:
-            weight_OI.grad = torch.mm(gradient_BO.t(), input_BI)
-        else:
-            weight_OI.grad.addmm_(gradient_BO.t(), input_BI)
+        add_weight_gradient(*self._waiting.popleft())
 
     def finish(self) -> None:
         """Work out all that waits; only then do the parameters have the gradients of a step."""
         while self._waiting:
             self.work_out_next()
-        for weight, transposed in self._transposed_sums.items():
-            _add_to_gradient(weight, transposed.t().contiguous())
-        self._transposed_sums.clear()
-
-
-def _add_to_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    if parameter.grad is None:
-        parameter.grad = gradient
-    else:
-        parameter.grad.add_(gradient)

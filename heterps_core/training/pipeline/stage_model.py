@@ -68,7 +68,9 @@ class StageModel:
             for parameters in self.dense_optimizer.param_groups:
                 parameters["lr"] = learning_rate
             self.dense_optimizer.step()
-            self.dense_optimizer.zero_grad()
+            for parameters in self.dense_optimizer.param_groups:
+                for parameter in parameters["params"]:
+                    parameter.grad = None
 
     def update_rows(self, learning_rate: float) -> None:
         """Update the rows of tables by the gradients of a batch, and clear them."""

@@ -87,7 +87,8 @@ def _summed_loss(logits: Tensor, batch: ClickBatch) -> Tensor:
     num_labels = logits.shape[1]
     labels = batch.labels.view(-1, num_labels)
     weights = None if batch.weights is None else batch.weights.unsqueeze(1)
-    return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum").div(num_labels)
+    loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+    return loss if num_labels == 1 else loss.div(num_labels)
 
 
 class StageRunner:

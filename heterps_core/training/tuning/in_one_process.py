@@ -14,9 +14,8 @@ from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.gradients.finite_gradients import check_losses
 from heterps_core.training.job import TrainingConfig
-from heterps_core.training.loop import TrainingLoop, remaining_share
+from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.stage_place import ALONE
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -44,7 +43,7 @@ def train_in_turns(
 
     Raises:
         ConfigurationError: The model cannot be built.
-        TrainingError: A loss or a prediction is no finite number.
+        TrainingError: A loss, a parameter or a prediction is no finite number.
     """
     num_layers = len(build_chain(model, dataset.features, seed=config.seed))
     stages = [Stage(0, num_layers - 1, "cpu", 1)]
@@ -54,11 +53,7 @@ def train_in_turns(
     ends = {num_steps * turn // num_turns for turn in range(1, num_turns + 1)}
     cursor = TrainingCursor()
     while cursor.step < num_steps and not is_over():
-        share = remaining_share(cursor.step, num_steps)
-        for losses in loop.runner.train_step(loop.batches.training_batch(cursor)):
-            check_losses(losses, step=cursor.step + 1, config=config)
-            loop.model.update_dense(config.dense_learning_rate * share)
-        loop.model.update_rows(config.embedding_learning_rate * share)
+        loop.take_step(cursor, loop.batches.training_batch(cursor), num_steps=num_steps)
         cursor = cursor.after_batch(batches_per_epoch)
         if cursor.step in ends:
             yield _quality(loop.runner, dataset, *rated)

@@ -7,7 +7,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import TrainingError
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
+from heterps_core.training.gradients.finite_gradients import check_losses, check_parameters
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
@@ -38,7 +38,8 @@ def train_and_check(model: StageModel) -> None:
     ]
     (losses,) = runner.train_step(microbatches)
     check_losses(losses, step=7, config=CONFIG)
-    check_gradients(model.layers, step=7, config=CONFIG)
+    model.update_dense(CONFIG.dense_learning_rate)
+    check_parameters(model.layers, step=7, config=CONFIG)
 
 
 def test_numbers_to_learn_from_are_fine(model):
@@ -46,7 +47,7 @@ def test_numbers_to_learn_from_are_fine(model):
 
 
 def test_a_stage_without_dense_layers_has_nothing_to_check():
-    check_gradients({}, step=1, config=CONFIG)
+    check_parameters({}, step=1, config=CONFIG)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -14,8 +14,8 @@ from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.training.pipeline import stage_layers
-from heterps_core.training.pipeline.stage_layers import StageLayers, _has_fused_linear, general_layers
+from heterps_core.training.gradients import products
+from heterps_core.training.pipeline.stage_layers import StageLayers, general_layers
 
 FEATURES = FeatureSpec(num_dense=5, slot_rows=(50,) * 8)
 BATCH = ClickBatch(
@@ -54,7 +54,7 @@ def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, monkeypatch):
     if not is_fused:
-        monkeypatch.setattr(stage_layers, "_has_fused_linear", lambda dtype: False)
+        monkeypatch.setattr(products, "_takes_onednn", lambda left, right: False)
     logits, learned = learn(model, "float32")
 
     expected_logits, expected = learn(model, None)
@@ -68,7 +68,7 @@ def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_bfloat16_is_near_and_leaves_no_float32(model, is_fused, monkeypatch):
     if not is_fused:
-        monkeypatch.setattr(stage_layers, "_has_fused_linear", lambda dtype: False)
+        monkeypatch.setattr(products, "_takes_onednn", lambda left, right: False)
     logits, learned = learn(model, "bfloat16")
 
     expected_logits, expected = learn(model, None)
@@ -149,4 +149,3 @@ def test_a_layer_without_bias_is_fused_too():
     leaving = StageLayers([linear, nn.ReLU()])(BATCH, entering)
 
     torch.testing.assert_close(leaving, linear(entering).relu())
-    assert _has_fused_linear(torch.float32) == torch.backends.mkldnn.is_available()
