@@ -18,7 +18,7 @@ from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_input import RowFeed
 from heterps_core.profiling.timing import Phase
-from heterps_core.training.gradients.finite_gradients import check_gradients, check_losses
+from heterps_core.training.gradients.finite_gradients import check_losses, check_parameters
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_layers import StageLayers
@@ -149,8 +149,8 @@ def step_phases(
 
     def update() -> None:
         check_losses(losses, step=1, config=config)
-        check_gradients(model.layers, step=1, config=config)
         model.update_dense(LEARNING_RATE)
+        check_parameters(model.layers, step=1, config=config)
         model.update_rows(LEARNING_RATE)
 
     return [

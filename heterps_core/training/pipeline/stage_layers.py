@@ -113,7 +113,7 @@ class StageLayers:
         before = _fused_at(root, entering) if len(entering.users) == 1 else None
         if before is None:
             path = f"{_FUSED}{node.name}"
-            before = _FusedLinears(self._dtype, self.weight_gradients)
+            before = _FusedLinears(self._dtype, self.weight_gradients, linear.weight.device)
             root.add_module(path, before)
             with node.graph.inserting_before(node):
                 entering = node.graph.call_module(path, node.args)
@@ -192,12 +192,12 @@ class _LinearCall(NamedTuple):
 class _FusedLinears(nn.Module):
     """Calls fully connected layers, each with an activation function, one after the other."""
 
-    def __init__(self, dtype: torch.dtype, weight_gradients: WeightGradients) -> None:
+    def __init__(self, dtype: torch.dtype, weight_gradients: WeightGradients, device: torch.device) -> None:
         super().__init__()
         self.calls: list[_LinearCall] = []
         self.dtype, self.weight_gradients = dtype, weight_gradients
         # Autograd calls a function's backward only where an input needs a gradient.
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self._anchor = torch.zeros(0, requires_grad=True, device=device)
 
     def forward(self, input_XI: Tensor) -> Tensor:
         if input_XI.ndim == 2:

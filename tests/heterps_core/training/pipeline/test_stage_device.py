@@ -170,7 +170,7 @@ def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
     tensors = [logits, *parameters, *[parameter.grad for parameter in parameters], *states, *rows]
     assert len(states) == 3 * len(parameters) > 0
     assert {tensor.device for tensor in tensors} == {OTHER}
-    assert opened == [OTHER.type]
+    assert opened == ([OTHER.type] if precision == "bfloat16" else [])
 
 
 @pytest.mark.gpu
