@@ -96,14 +96,15 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
     return replace(
         problem,
         layers=tuple(
-            replace(layer, exchanged_rows_per_sample=26.0 * layer.is_sharded) for layer in problem.layers
+            replace(layer, exchanged_bytes=26.0 * 136 * problem.profile_batch_size * layer.is_sharded)
+            for layer in problem.layers
         ),
         device_types={
             name: replace(
                 unit,
                 exchange_seconds=float(10 ** random.uniform(-4, -2)),
                 exchange_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
-                exchange_seconds_per_row=float(10 ** random.uniform(-8, -6.5)),
+                exchange_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
             )
             for name, unit in problem.device_types.items()
         },

@@ -40,7 +40,7 @@ class _Work:
     summing: float
     across: float
     num_sharded: int
-    rows_per_sample: float
+    exchanged_bytes: float
 
 
 def _papers_seconds(
@@ -67,10 +67,11 @@ def _trainers_seconds(
     if problem.single_replica_communicates:
         elsewhere, meets = np.ones(pace.size), np.ones(pace.size, dtype=bool)
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-    carried = elsewhere * work.exchanging * (1 - beta + beta * samples / pace)
+    shrunk = 1 - beta + beta * samples / pace
+    carried = elsewhere * work.exchanging * shrunk
     messages = 2 * work.num_sharded + 2 if work.num_sharded else 0
     meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
-    handled = work.rows_per_sample * problem.batch_size / pace * unit.exchange_seconds_per_row
+    handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
     links = work.across * samples / pace + elsewhere * work.summing * samples
     seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
@@ -116,7 +117,7 @@ class CandidateStages:
                     ),
                     across=2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s,
                     num_sharded=sum(layer.is_sharded for layer in inside),
-                    rows_per_sample=sum(layer.exchanged_rows_per_sample for layer in inside),
+                    exchanged_bytes=sum(layer.exchanged_bytes for layer in inside),
                 )
                 if problem.step_model is StepModel.PAPERS:
                     times = _papers_seconds(problem, unit, work, counts)

@@ -146,7 +146,7 @@ def with_scaled_times(problem: SchedulingProblem, factors: Mapping[str, float]) 
                 bandwidth_bytes_per_s=within_limits(unit.bandwidth_bytes_per_s / factors.get(name, 1.0)),
                 exchange_seconds=unit.exchange_seconds * factors.get(name, 1.0),
                 exchange_seconds_per_peer=unit.exchange_seconds_per_peer * factors.get(name, 1.0),
-                exchange_seconds_per_row=unit.exchange_seconds_per_row * factors.get(name, 1.0),
+                exchange_seconds_per_byte=unit.exchange_seconds_per_byte * factors.get(name, 1.0),
             )
             for name, unit in problem.device_types.items()
         },

@@ -148,7 +148,8 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     time and not 19: docs/LOG.md.) Alpha follows from the estimates at the two batch sizes as it does from
     measurements.
 
-    Rows are read in the time that it takes here on a core, and on a host's other cores beside a card.
+    Rows are read in the time that it takes here on a core, and on a host's other cores beside a card. An exchange of
+    rows costs a core as much as here: it sorts, copies and enters the kernel, which no published peak speaks of.
 
     A layer that holds uncounted work takes :math:`n \lambda' + (t - n \lambda) \max(F / F', M / M')`: the measured
     time, by whichever rate gains less.

@@ -12,6 +12,7 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import MS_PER_S
 
@@ -175,8 +176,16 @@ class LayerProfile(JsonDocument):
     precision: str = "float32"
     """In what dense layers multiply."""
 
+    measured_replica_path: ReplicaPath | None = None
+    """What the exchange of rows costs a replica on the measured machine; None for profiles of earlier versions."""
+
     clock_over_processor: float = 1.0
     """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""
+
+    @property
+    def replica_path(self) -> ReplicaPath:
+        """What the exchange of rows costs a replica; assumed from the latency of messages if it is not measured."""
+        return self.measured_replica_path or ReplicaPath.assumed(self.exchange_link.latency_seconds)
 
     @property
     def was_busy(self) -> bool:

@@ -19,6 +19,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.json_codec import JsonDocument
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.failures import OutOfMemoryError
 from heterps_core.training.node.host_memory import MemoryWatch
@@ -91,11 +92,27 @@ def measure_in_fresh_process(*requests: ProfileRequest) -> list[LayerProfile]:
     documents = _measured(
         "heterps_core.profiling.layer_profiler",
         [request.to_json() for request in requests],
-        model=requests[0].model,
-        batch_size=max(request.batch_size for request in requests),
+        what=f"profiling {requests[0].model!r}",
+        way_out=f"lower the batch size, which is {max(request.batch_size for request in requests)}",
     )
     assert isinstance(documents, list)
     return [LayerProfile.from_json(document) for document in documents]
+
+
+def measure_replica_path() -> ReplicaPath:
+    """Measure what the exchange of rows costs a replica on this machine; see `replica_measurement`.
+
+    Raises:
+        HeterpsError: As `measure_in_fresh_process`.
+    """
+    document = _measured(
+        "heterps_core.profiling.replica_measurement",
+        None,
+        what="measuring the exchange of rows",
+        way_out="free this machine of other work",
+    )
+    assert isinstance(document, dict)
+    return ReplicaPath.from_json(document)
 
 
 def measure_step_seconds(job: TrainingJob) -> float:
@@ -107,14 +124,14 @@ def measure_step_seconds(job: TrainingJob) -> float:
     seconds = _measured(
         "heterps_core.profiling.step_profiler",
         job.to_json(),
-        model=job.model,
-        batch_size=job.config.batch_size,
+        what=f"profiling {job.model!r}",
+        way_out=f"lower the batch size, which is {job.config.batch_size}",
     )
     assert isinstance(seconds, float)
     return seconds
 
 
-def _measured(program: str, asked: object, *, model: str, batch_size: int) -> object:
+def _measured(program: str, asked: object, *, what: str, way_out: str) -> object:
     """Run a module on a folder with a JSON document, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)
@@ -136,14 +153,11 @@ def _measured(program: str, asked: object, *, model: str, batch_size: int) -> ob
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            raise HeterpsError(
-                f"profiling {model!r} must end within {TIMEOUT_S:.0f} s, but did not; "
-                f"lower the batch size, which is {batch_size}"
-            ) from error
-        shortage = memory.shortage(f"profiling {model!r}") if finished.returncode in KILLED else None
+            raise HeterpsError(f"{what} must end within {TIMEOUT_S:.0f} s, but did not; {way_out}") from error
+        shortage = memory.shortage(what) if finished.returncode in KILLED else None
         if shortage is not None:
             raise OutOfMemoryError(shortage)
         if finished.returncode != 0:
             said = "\n".join(finished.stderr.strip().splitlines()[-_SHOWN_LINES:])
-            raise HeterpsError(f"profiling {model!r} failed with exit status {finished.returncode}:\n{said}")
+            raise HeterpsError(f"{what} failed with exit status {finished.returncode}:\n{said}")
         return json.loads((folder / RESULT_NAME).read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +26,12 @@ from heterps_core.profiling import LOCAL_VALID_FOR
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
 from heterps_core.profiling.machine import num_cores, software_versions, this_machine
-from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.measuring_process import (
+    ProfileRequest,
+    measure_in_fresh_process,
+    measure_replica_path,
+)
+from heterps_core.profiling.replica_path import MOST_RELATIVE_ERROR, ReplicaPath
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +109,8 @@ def local_profiles(
 ) -> list[LayerProfile]:
     """Return this machine's profile for each request, kept or measured; the requests differ in batch size alone.
 
-    The graph is that of `layer_profiler.trace_model`; without a cache directory nothing is kept.
+    The cost of an exchange of rows belongs to the machine and stands in a file of its own. The graph is that of
+    `layer_profiler.trace_model`; without a cache directory nothing is kept.
 
     Raises:
         HeterpsError: The measurement failed.
@@ -131,14 +138,45 @@ def local_profiles(
         if cache_directory is not None:
             for request, profile in zip(missing, measured, strict=True):
                 keep_profile(cache_directory / names[request], profile)
-    return [found[request] for request in requests]
+    path = _local_replica_path(machine, software, now, cache_directory)
+    return [replace(found[request], measured_replica_path=path) for request in requests]
+
+
+def replica_path_name(hardware_fingerprint: str, software: Mapping[str, str]) -> str:
+    """Return the name of the file of a machine's replica path."""
+    values = {"hardware_fingerprint": hardware_fingerprint, "software": dict(software)}
+    text = json.dumps(values, sort_keys=True)
+    return f"replica-path-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+
+def _local_replica_path(
+    machine: str, software: Mapping[str, str], now: datetime, cache_directory: Path | None
+) -> ReplicaPath:
+    """Return what the exchange of rows costs a replica here, kept or measured.
+
+    A kept one does not count where it is old, or where the law missed a busy machine's times and it is idle now.
+    """
+    if cache_directory is None:
+        return measure_replica_path()
+    file = cache_directory / replica_path_name(machine, software)
+    kept = kept_profile(file, ReplicaPath)
+    is_fresh = kept is not None and now < moment_of(kept.measured_at) + LOCAL_VALID_FOR
+    if kept is not None and is_fresh and (kept.relative_error <= MOST_RELATIVE_ERROR or _is_busy()):
+        return kept
+    measured = measure_replica_path()
+    keep_profile(file, measured)
+    return measured
 
 
 def _counts_still(kept: LayerProfile, now: datetime) -> bool:
     """Tell whether a kept profile is neither old, nor of a machine that was busy then and is idle now."""
     if now >= moment_of(kept.measured_at) + LOCAL_VALID_FOR:
         return False
-    return not (kept.was_busy and os.getloadavg()[0] < num_cores())
+    return not kept.was_busy or _is_busy()
+
+
+def _is_busy() -> bool:
+    return os.getloadavg()[0] >= num_cores()
 
 
 def with_estimates(

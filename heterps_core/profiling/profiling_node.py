@@ -16,7 +16,11 @@ from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
 from heterps_core.hardware import DeviceKind, hardware_name
 from heterps_core.profiling.device_profile import DeviceProfile
-from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.measuring_process import (
+    ProfileRequest,
+    measure_in_fresh_process,
+    measure_replica_path,
+)
 from heterps_core.training.monitor import (
     BOOT_LIMIT_S,
     BUCKET_POLL_INTERVAL_S,
@@ -89,6 +93,8 @@ def _measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> D
         profile=replace(
             profile,
             device_type=node.device_type,
+            # This machine's own is measured once for all runs.
+            measured_replica_path=None if is_dry_run else measure_replica_path(),
             hardware=f"{node.instance_type}: {profile.hardware}{stands_for}",
         ),
     )

@@ -110,13 +110,15 @@ def _stage_table(
         rows_seconds = by_type(lambda layer, name: layer.communication_seconds[name] * layer.is_sharded)
         rows_seconds *= communication_scale
         messages = num_messages(sums([layer.is_sharded for layer in layers]))
-        rows = sums([layer.exchanged_rows_per_sample * problem.batch_size for layer in layers])
+        work_seconds = communication_scale * sums([layer.exchanged_bytes for layer in layers])[:, None]
+        work_seconds *= np.array([unit.exchange_seconds_per_byte for unit in units])
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
-            meeting_seconds=messages[:, None] * [unit.exchange_seconds for unit in units],
+            meeting_seconds=messages[:, None] * [unit.exchange_seconds for unit in units]
+            + work_seconds * (1 - communication_fraction),
             peer_seconds=messages[:, None] * [unit.exchange_seconds_per_peer for unit in units],
-            row_seconds=rows[:, None] * [unit.exchange_seconds_per_row for unit in units],
+            work_seconds=work_seconds * communication_fraction,
             sum_seconds=scale
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             single_replica_communicates=problem.single_replica_communicates,

@@ -259,7 +259,7 @@ class StageTable:
             paths.append((path.exchange_share, fixed, shared, path.sums * trainer.sum_seconds))
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
         meeting = trainer.meeting_seconds - trainer.peer_seconds
-        divided_exchange = trainer.shared_seconds + trainer.row_seconds
+        divided_exchange = trainer.shared_seconds + trainer.work_seconds
         counts = []
         for exchanged, fixed_alone, shared, summed in paths:
             crossing = exchanged * trainer.fixed_seconds + summed

@@ -36,20 +36,20 @@ class DrainedPath:
 class TrainerTerms:
     """Further terms of the trainer's step, see `step_model.py`.
 
-    XT(k) = (fixed + shared / k) (k - 1) / k + meeting + peer (k - 1) + row / k, of which one replica has nothing, and
+    XT(k) = (fixed + shared / k) (k - 1) / k + meeting + peer (k - 1) + work / k, with nothing for one replica, and
     AT(k) = sum (k - 1) / k.
     """
 
     fixed_seconds: Floats
     shared_seconds: Floats
     meeting_seconds: Floats
-    """n F."""
+    """n F + W (1 - beta)."""
 
     peer_seconds: Floats
     """n P."""
 
-    row_seconds: Floats
-    """W B."""
+    work_seconds: Floats
+    """W beta s."""
 
     sum_seconds: Floats
     single_replica_communicates: bool
@@ -64,7 +64,9 @@ class TrainerTerms:
     def exchange_seconds(self, num_replicas: Floats) -> Floats:
         """Return XT(k), elementwise."""
         crossing = self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
-        work = self.meeting_seconds + self.peer_seconds * (num_replicas - 1) + self.row_seconds / num_replicas
+        work = (
+            self.meeting_seconds + self.peer_seconds * (num_replicas - 1) + self.work_seconds / num_replicas
+        )
         exchanges = True if self.single_replica_communicates else num_replicas > 1
         return np.asarray(crossing + work * exchanges)
 

@@ -78,6 +78,7 @@ def unit_type(
         beta = profile.communication_parallel_fraction(
             batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
         )
+    path, is_trainers = profile.replica_path, step_model is StepModel.TRAINER
     return UnitType(
         price_usd_per_hour=price_usd_per_hour,
         max_units=max_units,
@@ -91,6 +92,9 @@ def unit_type(
         communication_relative_spread=ESTIMATE_RELATIVE_ERROR,
         compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
         communication_parallel_fraction=beta,
+        exchange_seconds=path.message_seconds * is_trainers,
+        exchange_seconds_per_peer=path.peer_seconds * is_trainers,
+        exchange_seconds_per_byte=path.byte_seconds * is_trainers,
     )
 
 
@@ -122,6 +126,7 @@ def build_problem(
         MalformedDocumentError: A number breaks the contract.
     """
     profile_batch_size = _check_profiles(graph, profiles, device_types)
+    first = next(iter(device_types))
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
     return SchedulingProblem(
@@ -144,10 +149,18 @@ def build_problem(
                 },
                 communication_seconds={
                     name: _in_stage_seconds(
-                        profiles[name], index, batch_size=batch_size, wire_dtype=wire_dtype
+                        profiles[name],
+                        index,
+                        batch_size=batch_size,
+                        wire_dtype=wire_dtype,
+                        # By the trainer's step they take the processor's time.
+                        num_messages=0 if step_model is StepModel.TRAINER else ROUND_TRIP_MESSAGES,
                     )
                     for name in device_types
                 },
+                exchanged_bytes=_exchanged_share(wire_dtype) * profiles[first].timings[index].exchanged_bytes
+                if step_model is StepModel.TRAINER
+                else 0.0,
                 compute_relative_spread={
                     name: compute_relative_spread(profiles[name], index, batch_size=batch_size)
                     for name in device_types
@@ -220,7 +233,12 @@ def _slower(timing: LayerTiming, factor: float) -> LayerTiming:
 
 
 def _in_stage_seconds(
-    profile: LayerProfile, layer: int, *, batch_size: int, wire_dtype: str = "float32"
+    profile: LayerProfile,
+    layer: int,
+    *,
+    batch_size: int,
+    wire_dtype: str = "float32",
+    num_messages: int = ROUND_TRIP_MESSAGES,
 ) -> float:
     """Return a layer's share of ODT: in-stage communication of B_o samples in the limit of many replicas.
 
@@ -233,7 +251,7 @@ def _in_stage_seconds(
     timing = profile.timings[layer]
     if timing.is_sharded:
         exchanged_bytes = _exchanged_share(wire_dtype) * timing.exchanged_bytes
-        return profile.exchange_link.seconds(exchanged_bytes, num_messages=ROUND_TRIP_MESSAGES)
+        return profile.exchange_link.seconds(exchanged_bytes, num_messages=num_messages)
     return profile.update_share(batch_size) * profile.all_reduce_seconds(layer)
 
 

@@ -82,8 +82,9 @@ class LayerCosts(JsonDocument):
     up and that are not among the most used ones, for each of the problem's `hot_shares`. Empty: all stays in memory.
     """
 
-    exchanged_rows_per_sample: NotNegative = 0.0
-    """Rows that a sample looks up in a sharded layer, each of which costs its replica `exchange_seconds_per_row`."""
+    exchanged_bytes: NotNegative = 0.0
+    """Indices, rows and gradients of the distinct rows of a sharded layer that `profile_batch_size` samples look up:
+    each byte costs a replica `exchange_seconds_per_byte`, also of rows that are its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,8 +148,8 @@ class UnitType(JsonDocument):
     exchange_seconds_per_peer: NotNegative = 0.0
     """The same for each other replica."""
 
-    exchange_seconds_per_row: NotNegative = 0.0
-    """The same for each row that a replica looks up."""
+    exchange_seconds_per_byte: NotNegative = 0.0
+    """The same for each of the `exchanged_bytes`."""
 
     @property
     def usable_bytes(self) -> float:

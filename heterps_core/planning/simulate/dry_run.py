@@ -138,7 +138,6 @@ def dry_run_problem(
                     num_replicas=replicas[index],
                     ends_stage=index in last_layers,
                     batch_size=batch_size,
-                    num_microbatches=num_microbatches,
                 ),
             ),
         )
@@ -200,12 +199,11 @@ def _nominal_seconds(
     num_replicas: int,
     ends_stage: bool,
     batch_size: int,
-    num_microbatches: int,
 ) -> float:
     """Return k times the in-stage communication of one of k replicas for B_o samples; 0 for one.
 
-    A replica looks up 1/k of the rows, of which (k - 1)/k lie elsewhere, in four messages for each micro-batch. A
-    ring moves 2 (k - 1)/k |W| bytes, in one message a step that is charged to the last layer of the stage.
+    A replica looks up 1/k of the rows, of which (k - 1)/k lie elsewhere, in four messages a step. A ring moves
+    2 (k - 1)/k |W| bytes, in one message a step that is charged to the last layer of the stage.
     """
     if num_replicas == 1:
         return 0.0
@@ -214,8 +212,7 @@ def _nominal_seconds(
     if timing.is_sharded:
         exchanged_bytes = elsewhere * timing.exchanged_bytes / num_replicas
         seconds = exchanged_bytes / profile.exchange_link.bandwidth_bytes_per_s
-        messages = ROUND_TRIP_MESSAGES * num_microbatches
-        seconds += profile.update_share(batch_size) * messages * profile.busy_message_seconds
+        seconds += profile.update_share(batch_size) * ROUND_TRIP_MESSAGES * profile.busy_message_seconds
     else:
         seconds = profile.update_share(batch_size) * elsewhere * profile.all_reduce_seconds(layer)
     if ends_stage:

@@ -146,11 +146,11 @@ def _in_memory(
     m, crossing = num_microbatches, 1.0 if problem.single_replica_communicates else 1 - 1 / k
     handling = 0.0
     if k > 1 or problem.single_replica_communicates:
-        looked_up = sum(layer.exchanged_rows_per_sample for layer in layers) * problem.batch_size / k
+        exchanged_bytes = sum(layer.exchanged_bytes for layer in layers) * (1 - beta + beta * scale / k)
         of_one = unit.exchange_seconds + unit.exchange_seconds_per_peer * (k - 1)
         num_tables = sum(layer.is_sharded for layer in layers)
         handling = of_one * (2 + 2 * num_tables if num_tables else 0)
-        handling += looked_up * unit.exchange_seconds_per_row
+        handling += exchanged_bytes * unit.exchange_seconds_per_byte
     return (
         work * (m * (1 - alpha) + alpha * scale / k),
         crossing * rows * (1 - beta + beta * scale / k) + handling,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.machine import software_versions, this_machine
+from heterps_core.profiling.profile_cache import keep_profile, replica_path_name
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.profiling.timing import Timing
 
 BATCH_SIZE = 100
@@ -92,3 +97,16 @@ def make_profile(
         sum_over_step=0.95,
         measured_at="2026-07-01T00:00:00+00:00",
     )
+
+
+def keep_replica_path(folder, *, measured_at="", relative_error=0.1):
+    """Keep the law of an exchange of rows for this machine, measured now by default, and return it."""
+    path = ReplicaPath(
+        message_seconds=2e-4,
+        peer_seconds=5e-5,
+        byte_seconds=6e-10,
+        relative_error=relative_error,
+        measured_at=measured_at or datetime.now(UTC).isoformat(),
+    )
+    keep_profile(folder / replica_path_name(this_machine().fingerprint(), software_versions()), path)
+    return path

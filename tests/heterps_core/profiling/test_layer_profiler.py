@@ -29,6 +29,7 @@ from heterps_core.profiling.profiling_input import NUM_BATCHES, _zipf_ids, click
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
+from tests.heterps_core.profiling.builders import keep_replica_path
 
 pytestmark = pytest.mark.slow
 
@@ -152,11 +153,12 @@ def test_a_kept_profile_is_not_measured_again(measured, request_for_dataset, tmp
         software=software_versions(),
     )
     keep_profile(tmp_path / name, measured)
+    path = keep_replica_path(tmp_path)
 
     found = profile_model(request_for_dataset, graph, ["cpu-c5", "local-cpu"], cache_directory=tmp_path)
 
     assert list(found) == ["local-cpu", "cpu-c5"]
-    assert found["local-cpu"] == measured
+    assert found["local-cpu"] == replace(measured, measured_replica_path=path)
     assert found["cpu-c5"].is_estimated
 
 
@@ -177,7 +179,7 @@ def test_a_measurement_that_the_kernel_kills_is_reported_from_another_death(
     monkeypatch.setattr(host_memory, "_num_memory_kills", lambda: next(counts))
 
     with pytest.raises(OutOfMemoryError if is_memory else HeterpsError) as failure:
-        measuring_process._measured("ends_by_kill", [], model="ctrdnn", batch_size=64)
+        measuring_process._measured("ends_by_kill", [], what="profiling 'ctrdnn'", way_out="")
 
     expected = (
         "profiling 'ctrdnn' must fit into memory, but the kernel killed its process for lack of it"

@@ -6,6 +6,7 @@ import pytest
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import get_device_type
+from heterps_core.profiling import profile_cache
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.machine import Machine, software_versions, this_machine
@@ -17,7 +18,7 @@ from heterps_core.profiling.profile_cache import (
     kept_profile,
     profile_model,
 )
-from tests.heterps_core.profiling.builders import GRAPH, make_profile
+from tests.heterps_core.profiling.builders import GRAPH, keep_replica_path, make_profile
 
 MACHINE = Machine(processor="a processor", num_cores=2, memory_bytes=1)
 REQUEST = ProfileRequest(
@@ -49,12 +50,41 @@ def test_a_model_whose_profile_is_kept_is_not_measured_but_estimated_for_other_t
     # A model of this name is nowhere: measuring it would fail.
     kept = replace(make_profile(), measured_at=datetime.now(UTC).isoformat())
     keep_profile(tmp_path / make_key(machine=this_machine()), kept)
+    path = keep_replica_path(tmp_path)
 
     found = profile_model(REQUEST, GRAPH, ["local-cpu", "gpu-t4", "gpu-t4"], cache_directory=tmp_path)
 
     assert list(found) == ["local-cpu", "gpu-t4"]
-    assert found["local-cpu"] == kept
-    assert found["gpu-t4"] == estimate_profile(GRAPH, kept, get_device_type("gpu-t4"))
+    assert found["local-cpu"] == replace(kept, measured_replica_path=path)
+    assert found["gpu-t4"] == estimate_profile(GRAPH, found["local-cpu"], get_device_type("gpu-t4"))
+    assert found["gpu-t4"].replica_path == path
+
+
+@pytest.mark.parametrize(
+    ("age", "relative_error", "load", "counts"),
+    [
+        (timedelta(days=6), 0.1, 0.0, True),
+        (timedelta(days=8), 0.1, 0.0, False),
+        (timedelta(hours=1), 0.4, 99.0, True),
+        (timedelta(hours=1), 0.4, 0.0, False),
+    ],
+    ids=["fresh", "old", "missed-and-busy", "missed-and-idle"],
+)
+def test_a_kept_replica_path_counts_until_it_is_old_or_one_of_a_busy_machine_can_be_measured_again(
+    tmp_path, monkeypatch, age, relative_error, load, counts
+):
+    now = datetime.now(UTC)
+    kept = keep_replica_path(tmp_path, measured_at=(now - age).isoformat(), relative_error=relative_error)
+    again = replace(kept, message_seconds=1.0)
+    monkeypatch.setattr(profile_cache, "measure_replica_path", lambda: again)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
+    keep_profile(
+        tmp_path / make_key(machine=this_machine()), replace(make_profile(), measured_at=now.isoformat())
+    )
+
+    found = profile_model(REQUEST, GRAPH, [], cache_directory=tmp_path)["local-cpu"]
+
+    assert found.replica_path == (kept if counts else again)
 
 
 @pytest.mark.parametrize(

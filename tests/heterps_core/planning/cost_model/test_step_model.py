@@ -60,8 +60,9 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
         if layer.is_sharded:
             exchanging += layer.communication_seconds[stage.device_type]
             handling += 2 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
-            rows = layer.exchanged_rows_per_sample * problem.batch_size / k
-            handling += rows * unit.exchange_seconds_per_row
+            handling += (
+                layer.exchanged_bytes * unit.exchange_seconds_per_byte * (1 - beta + beta * samples / k)
+            )
         else:
             summing += layer.communication_seconds[stage.device_type]
     cut_bytes = 0.0

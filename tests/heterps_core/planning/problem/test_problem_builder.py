@@ -17,6 +17,7 @@ from heterps_core.planning.problem.problem_builder import (
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
@@ -56,6 +57,40 @@ def test_layers_carry_the_seconds_and_bytes_of_profile_and_graph():
     assert dense.compute_seconds == {"local-cpu": pytest.approx(3.1)}
     assert dense.communication_seconds == {"local-cpu": pytest.approx(0.05)}
     assert (dense.is_sharded, dense.state_bytes) == (False, 3_000)
+
+
+def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_papers_step_to_the_link():
+    path = ReplicaPath(message_seconds=2e-4, peer_seconds=5e-5, byte_seconds=6e-10, relative_error=0.1)
+    profile = replace(make_profile(), measured_replica_path=path)
+    problems = {
+        model: build(
+            {"local-cpu": profile},
+            {
+                "local-cpu": unit_type(
+                    GRAPH,
+                    profile,
+                    HERE,
+                    batch_size=400,
+                    price_usd_per_hour=1.0,
+                    max_units=8,
+                    step_model=model,
+                )
+            },
+            step_model=model,
+        )
+        for model in StepModel
+    }
+
+    units = {model: problem.device_types["local-cpu"] for model, problem in problems.items()}
+    layers = {model: problem.layers for model, problem in problems.items()}
+    found = units[StepModel.TRAINER]
+    assert (found.exchange_seconds, found.exchange_seconds_per_peer) == (2e-4, 5e-5)
+    assert found.exchange_seconds_per_byte == 6e-10
+    assert [layer.exchanged_bytes for layer in layers[StepModel.TRAINER]] == [3_000, 0]
+    assert layers[StepModel.TRAINER][0].communication_seconds == {"local-cpu": pytest.approx(0.3)}
+    assert units[StepModel.PAPERS].exchange_seconds == 0
+    assert layers[StepModel.PAPERS][0].exchanged_bytes == 0
+    assert layers[StepModel.PAPERS][0].communication_seconds == {"local-cpu": pytest.approx(0.304)}
 
 
 def test_half_as_much_crosses_a_boundary_in_bfloat16():

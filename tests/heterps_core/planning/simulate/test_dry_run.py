@@ -53,9 +53,9 @@ def test_a_worker_computes_and_communicates_one_after_the_other():
 def test_in_stage_communication_is_exact_for_the_replicas_that_there_are():
     prediction = predict(2)
 
-    # Half of 3000 bytes, of which half lies with the other, and four messages of 2 ms between busy workers, in
-    # each of four micro-batches; a ring of two moves the 1000 bytes of gradients in one message a step.
-    expected = 4 * (750 / 10_000 + 4 * 0.002) + 1_000 / 10_000 + 0.002
+    # Half of 3000 bytes, of which half lies with the other, in each of four micro-batches, and four messages a step
+    # of 2 ms between busy workers; a ring of two moves the 1000 bytes of gradients in one more.
+    expected = 4 * 750 / 10_000 + 4 * 0.002 + 1_000 / 10_000 + 0.002
     assert prediction.evaluation.stages[0].communication_seconds == pytest.approx(expected)
 
 
@@ -71,7 +71,7 @@ def test_a_boundary_is_shared_by_the_replicas_of_its_stage():
 
     # 2 * 400 samples * 60 bytes at 10,000/s are 4.8 s.
     assert second.communication_seconds == pytest.approx(4.8)
-    assert first.communication_seconds == pytest.approx(4.8 / 2 + 4 * (750 / 10_000 + 0.008) + 0.002)
+    assert first.communication_seconds == pytest.approx(4.8 / 2 + 4 * 750 / 10_000 + 4 * 0.002 + 0.002)
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 4, 100])

@@ -1,0 +1,139 @@
+"""Measures what the exchange of rows costs a replica's processor, by 2 to 16 processes of this machine over loopback.
+
+Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
+Each makes the steps of a table in the trainer, without layers beside it. More processes than cores take turns, so
+processor time is measured, of all threads; the least of some rounds is what other programs disturbed least.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from heterps_core.compute_device import CPU
+from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER
+from heterps_core.profiling.link_measurement import TIMEOUT
+from heterps_core.profiling.measuring_process import RESULT_NAME
+from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
+from heterps_core.units import BYTES_PER_FLOAT32
+
+NUM_PROCESSES = (2, 4, 16)
+BATCH_SIZE, NUM_COLUMNS = 4096, 26
+WIDTHS = (1, 16)
+"""Of a row: what bytes cost is told from the cost of messages by rows of few bytes and of many."""
+
+ROWS_PER_COLUMN = 10_000
+"""17 MB of rows of 16 numbers, beyond the caches of a core."""
+
+WORKER_STEPS = 64
+"""Measured steps of all processes together, for each width: of many processes each makes few."""
+
+LEAST_ROUNDS, WARMUP_STEPS, NUM_BATCHES = 3, 2, 4
+LEARNING_RATE = 1e-6
+
+
+class TableStep(NamedTuple):
+    """A step of a table in one process."""
+
+    num_bytes: float
+    seconds: float
+
+
+def measure_replica_path() -> ReplicaPath:
+    """Measure all numbers of processes, and return the law that fits them best."""
+    samples = []
+    for num_processes in NUM_PROCESSES:
+        alone = [
+            time_steps(None, width, num_processes=num_processes, seed=0, num_steps=WORKER_STEPS // 4)
+            for width in WIDTHS
+        ]
+        by_process = _measure_together(num_processes)
+        for index, single in enumerate(alone):
+            steps = [process[index] for process in by_process]
+            num_bytes, seconds = np.mean(steps, axis=0).tolist()
+            samples.append(PathSample(num_processes, num_bytes, single.seconds, seconds))
+    return fitted_path(samples, measured_at=datetime.now(UTC).isoformat(timespec="seconds"))
+
+
+def _measure_together(num_processes: int) -> list[list[TableStep]]:
+    """Return the steps of each process, one for each width."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="heterps-replicas-") as folder:
+        processes = [
+            context.Process(target=_measure_replica, args=(Path(folder), rank, num_processes))
+            for rank in range(num_processes)
+        ]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_processes)]
+    return [[TableStep(*step) for step in steps] for steps in found]
+
+
+def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
+    # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo",
+        init_method=(folder / "store").as_uri(),
+        rank=rank,
+        world_size=num_processes,
+        timeout=TIMEOUT,
+    )
+    num_steps = max(WORKER_STEPS // num_processes, LEAST_ROUNDS)
+    steps = [
+        time_steps(dist.group.WORLD, width, num_processes=num_processes, seed=rank, num_steps=num_steps)
+        for width in WIDTHS
+    ]
+    (folder / str(rank)).write_text(json.dumps(steps), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def time_steps(
+    group: ProcessGroup | None, width: int, *, num_processes: int, seed: int, num_steps: int
+) -> TableStep:
+    """Return the least step of the rounds in this process, with its share of a batch and of the table's rows."""
+    optimizer = get_row_optimizer("rowwise-adagrad")()
+    whole: dict[str, Any] = {"name": "measured", "dimension": width, "optimizer": optimizer, "seed": 0}
+    num_rows = ROWS_PER_COLUMN * NUM_COLUMNS
+    table = ShardedTable(num_rows=num_rows, initial_standard_deviation=0.1, group=group, **whole)
+    size = (NUM_BATCHES, BATCH_SIZE // num_processes, NUM_COLUMNS)
+    drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, size)
+    batches = torch.from_numpy(drawn + ROWS_PER_COLUMN * np.arange(NUM_COLUMNS))
+    gradient = torch.full((size[1], NUM_COLUMNS * width), LEARNING_RATE, device=CPU)
+    marks_s = []
+    for step in range(WARMUP_STEPS + num_steps + 1):
+        if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % (num_steps // LEAST_ROUNDS) == 0:
+            marks_s.append(time.process_time())
+        rows_BS = batches[step % NUM_BATCHES]
+        if table.looks_ahead:
+            table.expect(table.exchange_row_numbers(rows_BS))
+        table.lookup(rows_BS).backward(gradient)  # type: ignore[no-untyped-call]
+        table.apply_gradients(learning_rate=LEARNING_RATE)
+    num_distinct = np.mean([len(torch.unique(rows_BS)) for rows_BS in batches])
+    least_s = min(after - before for before, after in pairwise(marks_s)) / (num_steps // LEAST_ROUNDS)
+    bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * width * BYTES_PER_FLOAT32
+    return TableStep(float(num_distinct) * bytes_per_row, least_s)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    result = Path(sys.argv[1]) / RESULT_NAME
+    result.write_text(json.dumps(measure_replica_path().to_json()), encoding="utf-8")

@@ -1,0 +1,101 @@
+"""What the exchange of rows among replicas costs the processor of each, as a law of three terms. No torch here.
+
+With k replicas a step of a table takes a replica, beside the work of a single process on as many samples,
+
+    n (F + P (k - 1)) + W b
+
+seconds of all its threads: n messages, and b bytes of indices, rows and gradients of the distinct rows that it looks
+up, its own among them (`planning/cost_model/step_model.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from heterps_core.json_codec import JsonDocument, JsonForm
+
+MESSAGES_OF_TABLE = 4
+"""n of a stage with one table: counts, row indices, rows, gradients."""
+
+MOST_RELATIVE_ERROR = 0.2
+"""Largest error of a law that counts for long: 0.06 to 0.11 in four measurements at a load of 7 on 2 cores."""
+
+
+class PathSample(NamedTuple):
+    """The mean step of the replicas of one table."""
+
+    num_replicas: int
+    num_bytes: float
+    """b."""
+
+    alone_seconds: float
+    """Processor time of a single process with as many samples as each replica has."""
+
+    seconds: float
+    """Processor time of a replica."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaPath(JsonDocument):
+    """The terms of the law on one machine."""
+
+    json_form = JsonForm(what="a replica path", version=1, way_out="measure it again")
+
+    message_seconds: float
+    """F."""
+
+    peer_seconds: float
+    """P."""
+
+    byte_seconds: float
+    """W."""
+
+    relative_error: float
+    """Largest difference of the law from a measured step of a table, as a share of it; 1 without a measurement."""
+
+    measured_at: str = ""
+    """ISO 8601; empty where nothing was measured."""
+
+    @classmethod
+    def assumed(cls, message_seconds: float) -> ReplicaPath:
+        """Return the law where a message to each peer takes as long as one between two idle processes."""
+        return cls(message_seconds=0.0, peer_seconds=message_seconds, byte_seconds=0.0, relative_error=1.0)
+
+
+def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPath:
+    """Return the law whose relative squared errors are least, of those without negative terms.
+
+    Example:
+        >>> samples = [
+        ...     PathSample(k, b, 0.001, 0.001 + 4 * (2e-4 + 5e-5 * (k - 1)) + 1e-9 * b)
+        ...     for k, b in ((2, 8e5), (4, 1e5), (8, 2e5))
+        ... ]
+        >>> path = fitted_path(samples, measured_at="")
+        >>> [round(1e6 * each, 3) for each in (path.message_seconds, path.peer_seconds, path.byte_seconds)]
+        [200.0, 50.0, 0.001]
+    """
+    replicas, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
+    messages = np.full(replicas.size, float(MESSAGES_OF_TABLE))
+    terms = np.stack([messages, messages * (replicas - 1), num_bytes], axis=1) / seconds[:, None]
+    wanted = (seconds - alone) / seconds
+    found, least = np.zeros(3), float(wanted @ wanted)
+    # With so few terms, the best of all sets that may be above 0.
+    for count in (1, 2, 3):
+        for chosen in map(list, combinations(range(3), count)):
+            factors = np.linalg.lstsq(terms[:, chosen], wanted, rcond=None)[0]
+            misses = terms[:, chosen] @ factors - wanted
+            if (factors >= 0).all() and misses @ misses < least:
+                least, found = float(misses @ misses), np.zeros(3)
+                found[chosen] = factors
+    return ReplicaPath(
+        message_seconds=float(found[0]),
+        peer_seconds=float(found[1]),
+        byte_seconds=float(found[2]),
+        relative_error=float(np.abs(terms @ found - wanted).max()),
+        measured_at=measured_at,
+    )

@@ -1,0 +1,72 @@
+"""The law of an exchange of rows: fitted to drawn times, and measured on this machine."""
+
+import numpy as np
+import pytest
+
+from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.profiling.measuring_process import measure_replica_path
+from heterps_core.profiling.replica_path import MESSAGES_OF_TABLE, PathSample, ReplicaPath, fitted_path
+from tests.heterps_core.profiling.builders import make_profile
+
+
+def sample(num_replicas, num_bytes, law, *, factor=1.0):
+    message, peer, byte = law
+    exchange = MESSAGES_OF_TABLE * (message + peer * (num_replicas - 1)) + byte * num_bytes
+    return PathSample(num_replicas, num_bytes, 1e-3, factor * (1e-3 + exchange))
+
+
+def terms(path):
+    return path.message_seconds, path.peer_seconds, path.byte_seconds
+
+
+SIZES = [(k, num_bytes / k) for k in (2, 4, 8) for num_bytes in (1.7e6, 1.4e7)]
+
+
+@pytest.mark.parametrize("law", [(2e-4, 5e-5, 6e-10), (0.0, 5e-5, 6e-10), (2e-4, 0.0, 0.0)])
+def test_the_terms_of_times_without_noise_are_found(law):
+    path = fitted_path([sample(*size, law) for size in SIZES], measured_at="")
+
+    assert terms(path) == pytest.approx(law, abs=1e-12)
+    assert path.relative_error < 1e-9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_a_tenth_makes_no_term_negative_and_shows_in_the_error(seed):
+    noise = np.random.default_rng(seed).uniform(0.9, 1.1, len(SIZES))
+    law = (2e-4, 5e-5, 6e-10)
+    samples = [sample(*size, law, factor=factor) for size, factor in zip(SIZES, noise, strict=True)]
+
+    path = fitted_path(samples, measured_at="")
+
+    assert min(terms(path)) >= 0
+    assert path.byte_seconds == pytest.approx(law[2], rel=0.4)
+    misses = [
+        abs(sample(*size, terms(path)).seconds / measured.seconds - 1)
+        for size, measured in zip(SIZES, samples, strict=True)
+    ]
+    assert path.relative_error == pytest.approx(max(misses))
+    assert 0.01 < path.relative_error < 0.15
+
+
+def test_replicas_that_cost_nothing_beside_their_samples_have_no_terms():
+    assert terms(fitted_path([PathSample(k, 1e6, 1e-3, 1e-3) for k in (2, 4)], measured_at="")) == (0, 0, 0)
+
+
+def test_a_profile_of_an_earlier_version_takes_a_message_to_each_peer_for_one_between_two():
+    profile = make_profile()
+    kept = profile.to_json()
+    del kept["measured_replica_path"]
+
+    path = LayerProfile.from_json(kept).replica_path
+
+    assert terms(path) == (0.0, profile.exchange_link.latency_seconds, 0.0)
+    assert path.relative_error == 1.0
+
+
+@pytest.mark.slow
+def test_this_machine_takes_time_for_messages_and_for_bytes():
+    path = measure_replica_path()
+
+    assert ReplicaPath.from_json(path.to_json()) == path
+    assert 0 < path.message_seconds + path.peer_seconds < 0.01
+    assert 0 < path.byte_seconds < 1e-7
