@@ -68,7 +68,6 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     """
     asked = run.asked
     job = _job_of(run)
-    deadline = _deadline_of(run, job)
     wanted = in_markets(asked.device_types, [Market(market) for market in asked.markets])
     # Where all were tried, they are tried again.
     device_types = [name for name in wanted if name not in without] or wanted
@@ -82,6 +81,8 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         trained_with=asked.trained_with,
     )
     log_step("profile", profiled.summary)
+    state_bytes = sum(layer.state_bytes for layer in profiled.planned_graph.layers)
+    deadline = _deadline_of(run, job, model_bytes=state_bytes)
     offers, price_files = offers_now(run.workspace, asked.provider, device_types, region=asked.region)
     host_bytes = host_bytes_of_worker(job.num_samples)
     offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
@@ -99,7 +100,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         caps=asked.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
         price_files=price_files,
-        state_bytes=sum(layer.state_bytes for layer in profiled.planned_graph.layers),
+        state_bytes=state_bytes,
         disks=replica_disks(problem, chosen.evaluation),
     )
     log_step("machines", provisioning.summary)
@@ -125,7 +126,7 @@ def _job_of(run: OpenedRun) -> PlannedJob:
     return job if run.start.model is None else replace(job, evaluated_share=2 * job.evaluated_share)
 
 
-def _deadline_of(run: OpenedRun, job: PlannedJob) -> Deadline | None:
+def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Deadline | None:
     """Return when the rest of a run must be ready; None where no time was asked for."""
     from heterps_core.training.checkpoint import step_to_resume_from
 
@@ -142,6 +143,7 @@ def _deadline_of(run: OpenedRun, job: PlannedJob) -> Deadline | None:
         num_samples=job.num_samples * share_left,
         num_epochs=asked.epochs,
         pause_share=pause_share(job.evaluated_share / asked.epochs),
+        model_bytes=model_bytes,
     )
 
 

@@ -26,7 +26,9 @@ BEFORE_TRAINING_SECONDS = PLANNING_SECONDS + extra_costs.STARTUP_SECONDS
 RECORDING_SECONDS = 120.0
 """Assumed, from the end of the machines to a model that can be asked: baseline, records, registering, judging."""
 
-AFTER_TRAINING_SECONDS = extra_costs.TEARDOWN_SECONDS + RECORDING_SECONDS
+EXPORTED_BYTES_PER_S = 0.25e9
+"""Weights and optimizer state that the flow's host exports, hashes twice and judges in a second: 3.6 s of processor
+time for 1.06 GB on one EPYC core (2026-11-26), and a second more for reading them from a bucket at 10 Gbit/s."""
 
 INTERRUPTION_SECONDS = (
     extra_costs.CHECKPOINT_INTERVAL_SECONDS + extra_costs.RESTART_SECONDS + PLANNING_SECONDS
@@ -55,6 +57,9 @@ class Deadline:
     training_seconds: float
     """In which they must be trained."""
 
+    after_training_seconds: float
+    """From the last step to a model that can be asked."""
+
     @property
     def floor_samples_per_s(self) -> float:
         """What is asked of a plan without interruptions."""
@@ -72,7 +77,9 @@ class Deadline:
 
     def seconds_left(self, now: datetime) -> float:
         """Return in how many seconds the last step must be done; below 0 where it is late."""
-        return (self.ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds() - AFTER_TRAINING_SECONDS
+        return (
+            self.ready_at.astimezone(UTC) - now.astimezone(UTC)
+        ).total_seconds() - self.after_training_seconds
 
     def spot_until(self, samples_per_s: float) -> datetime:
         """Return until when a plan of this speed may be launched on spot and be interrupted once."""
@@ -156,11 +163,13 @@ def deadline_for(
     num_samples: float,
     num_epochs: int,
     pause_share: float = 0.0,
+    model_bytes: float = 0.0,
 ) -> Deadline:
     """Return what a deadline asks of a plan.
 
     Args:
         pause_share: What pauses add to the time of all steps, as a share of it.
+        model_bytes: Weights and optimizer state, which one host exports after the training.
 
     Raises:
         InfeasiblePlanError: So little time is left that no throughput would do.
@@ -169,12 +178,13 @@ def deadline_for(
     ready_at = _next_time_of_day(parse_time_of_day(ready_by), now=now, zone=zone)
     # In UTC: two times of one zone are subtracted as their clocks show them, wrong by an hour on two nights a year.
     left_s = (ready_at.astimezone(UTC) - now.astimezone(UTC)).total_seconds()
-    training_s = (left_s - BEFORE_TRAINING_SECONDS - AFTER_TRAINING_SECONDS) / (1 + pause_share)
+    after_s = extra_costs.TEARDOWN_SECONDS + RECORDING_SECONDS + model_bytes / EXPORTED_BYTES_PER_S
+    training_s = (left_s - BEFORE_TRAINING_SECONDS - after_s) / (1 + pause_share)
     if training_s <= 0:
         raise InfeasiblePlanError(
             "deadline",
             f"the model must be ready by {ready_at:%Y-%m-%d %H:%M %Z}, in {left_s / 60:.1f} minutes, but "
-            f"{BEFORE_TRAINING_SECONDS / 60:.1f} pass before the first step and {AFTER_TRAINING_SECONDS / 60:.1f} "
+            f"{BEFORE_TRAINING_SECONDS / 60:.1f} pass before the first step and {after_s / 60:.1f} "
             f"after the last; start earlier, or move ready_by",
         )
     return Deadline(
@@ -183,6 +193,7 @@ def deadline_for(
         asked_at=now,
         num_samples=num_samples * num_epochs,
         training_seconds=training_s,
+        after_training_seconds=after_s,
     )
 
 

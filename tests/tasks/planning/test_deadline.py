@@ -44,6 +44,21 @@ def test_checkpoints_and_evaluation_take_their_share_of_the_time_that_is_left():
     assert found.floor_samples_per_s == pytest.approx(11_000)
 
 
+def test_a_large_model_takes_time_to_be_exported_after_the_training():
+    now = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
+    asked = {"now": now, "zone": ZoneInfo("UTC"), "num_samples": 25_350_000, "num_epochs": 2}
+
+    found = deadline_for("06:00", model_bytes=100e9, **asked)
+
+    # 400 s at 0.25 GB/s: 5,070 - 400 s are left for 50.7 million samples.
+    assert found.floor_samples_per_s == pytest.approx(50_700_000 / 4_670)
+    assert found.seconds_left(now) == pytest.approx(5_400 - 150 - 400)
+    with pytest.raises(
+        InfeasiblePlanError, match=r"but 3\.0 pass before the first step and 89\.2 after the last"
+    ):
+        deadline_for("06:00", model_bytes=1.3e12, **asked)
+
+
 def test_a_plan_on_spot_is_asked_to_be_in_time_after_one_interruption():
     now = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
     found = deadline("06:00", now, zone=ZoneInfo("UTC"), num_samples=25_350_000, num_epochs=2)
