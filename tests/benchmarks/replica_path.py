@@ -26,7 +26,16 @@ from torch import Tensor
 from heterps_core.data.batch import ClickBatch
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.planning.cost_model.run_tables import plan_table
+from heterps_core.planning.problem.scheduling_problem import (
+    LayerCosts,
+    SchedulingProblem,
+    StepModel,
+    UnitType,
+)
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.measuring_process import measure_replica_path
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
@@ -63,6 +72,7 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
 
     They have the form of the benchmark contract.
     """
+    path = measure_replica_path()
     seconds: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
     for count in NUM_REPLICAS:
         by_worker = run_in_processes(measure, count, count, seed)
@@ -75,6 +85,16 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
             gloo = step.all - step.main - step.feed
             for part, value in (("all", step.all), ("main", step.main), ("feed", step.feed), ("gloo", gloo)):
                 figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
+    (half_batch,) = run_in_processes(measure, 1, 1, seed, BATCH_SIZE // 2)
+    misses = []
+    for model, of_model in seconds.items():
+        problem = planned_problem(model, path, of_model[1].all, half_batch[model].all, seed=seed)
+        for count, step in of_model.items():
+            ratio = planned_seconds(problem, count) / step.all
+            misses.append(abs(ratio - 1))
+            figures.append(figure(f"{model}_planned_over_measured_{count}", ratio, "ratio"))
+    figures.append(figure("planned_over_measured_worst", max(misses), "share", higher=False))
+    figures.append(figure("replica_path_relative_error", path.relative_error, "share", higher=False))
     for model, of_model in seconds.items():
         ratio = of_model[16].all / of_model[1].all
         figures.append(figure(f"{model}_processor_time_16_over_1", ratio, "ratio", higher=False))
@@ -84,7 +104,74 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     return figures
 
 
-def measure(rank: int, num_replicas: int, seed: int) -> dict[str, Seconds]:
+def planned_problem(
+    model: str, path: ReplicaPath, whole_s: float, half_s: float, *, seed: int
+) -> SchedulingProblem:
+    """Return the embeddings of a model as a planning problem of one core, on a network that takes no time.
+
+    Args:
+        path: Of this machine.
+        whole_s: Processor time of a step of one process.
+        half_s: The same of half a batch.
+    """
+    features = make_features(NUM_ROWS)
+    drawn = make_batches(NUM_ROWS, seed=seed)
+    chain = build_chain(model, features, seed=seed)
+    embeddings = [layer for layer in chain if isinstance(layer, SlotEmbedding)]
+    whole, half = (
+        [
+            float(np.mean([len(torch.unique(layer.row_numbers(batch.rows(0, rows)))) for batch in drawn]))
+            for layer in embeddings
+        ]
+        for rows in (BATCH_SIZE, BATCH_SIZE // 2)
+    )
+    return SchedulingProblem(
+        model=model,
+        batch_size=BATCH_SIZE,
+        profile_batch_size=BATCH_SIZE,
+        num_samples=1e9,
+        num_epochs=1,
+        throughput_floor_samples_per_s=0.0,
+        step_model=StepModel.TRAINER,
+        single_replica_communicates=False,
+        layers=tuple(
+            LayerCosts(
+                name=f"embedding_{index}",
+                kind="embedding",
+                is_sharded=True,
+                state_bytes=0.0,
+                output_bytes_per_sample=0.0,
+                compute_seconds={"core": whole_s / len(embeddings)},
+                communication_seconds={"core": 0.0},
+                exchanged_bytes=whole[index] * (8 + 8 * layer.dimension),
+            )
+            for index, layer in enumerate(embeddings)
+        ),
+        device_types={
+            "core": UnitType(
+                price_usd_per_hour=1.0,
+                max_units=max(NUM_REPLICAS),
+                memory_bytes=1.0,
+                bandwidth_bytes_per_s=1.0,
+                compute_parallel_fraction=min(2 * (1 - half_s / whole_s), 1.0),
+                communication_parallel_fraction=min(2 * (1 - sum(half) / sum(whole)), 1.0),
+                exchange_seconds=path.message_seconds,
+                exchange_seconds_per_peer=path.peer_seconds,
+                exchange_seconds_per_byte=path.byte_seconds,
+            )
+        },
+    )
+
+
+def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> float:
+    """Return the processor time of a step that a plan has for each of some replicas."""
+    stage = Stage(0, problem.num_layers - 1, "core", num_replicas)
+    table = plan_table(problem, [stage])
+    terms = table.terms(table.pacing(np.array([float(num_replicas)])))
+    return float(np.squeeze(terms.compute + terms.exchange))
+
+
+def measure(rank: int, num_replicas: int, seed: int, batch_size: int = BATCH_SIZE) -> dict[str, Seconds]:
     """Return for each model the processor seconds of a step of this replica."""
     ids_group = dist.new_group(list(range(num_replicas)))
     place = StagePlace(
@@ -93,14 +180,14 @@ def measure(rank: int, num_replicas: int, seed: int) -> dict[str, Seconds]:
         group=dist.group.WORLD if num_replicas > 1 else None,
         ids_group=ids_group if num_replicas > 1 else None,
     )
-    drawn = make_batches(NUM_ROWS, seed=seed)
+    drawn = make_batches(NUM_ROWS, seed=seed, batch_size=batch_size)
     return {model: seconds_of_step(model, place, drawn, seed=seed) for model in MODELS}
 
 
 def seconds_of_step(model: str, place: StagePlace, drawn: list[ClickBatch], *, seed: int) -> Seconds:
     """Return the median of the rounds."""
     config = TrainingConfig(
-        batch_size=BATCH_SIZE,
+        batch_size=drawn[0].num_rows,
         num_microbatches=default_microbatches(BATCH_SIZE, num_stages=2),
         num_epochs=1,
         seed=seed,
