@@ -100,14 +100,14 @@ def interface_of(address: str) -> str | None:
         >>> interface_of("127.0.0.1")
         'lo'
     """
+    return next((name for _, name in socket.if_nameindex() if address_of(name) == address), None)
+
+
+def address_of(interface: str) -> str | None:
+    """Return the first IPv4 address of an interface, or None where it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                # An interface without an address.
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+        try:
+            answer = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            return None
+    return socket.inet_ntoa(answer[20:24])

@@ -18,7 +18,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from heterps_core.embeddings.row_exchange import TablePeers
+from heterps_core.transport.rank_layout import RankLayout
+
 START_METHOD = "forkserver"
+SILENCE_LIMIT_S = 60.0
 
 multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.worker", "torch._dynamo"])
 
@@ -35,6 +39,14 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) 
         )
     by_rank = dict(results.get() for _ in range(world_size))
     return [by_rank[rank] for rank in range(world_size)]
+
+
+def connected(group: dist.ProcessGroup | None) -> TablePeers | None:
+    """Return the connections of the members of a group that share a table by messages; None for one process."""
+    if group is None:
+        return None
+    layout = RankLayout((tuple(dist.get_process_group_ranks(group)),))
+    return TablePeers.connect(group, layout=layout, silence_limit_s=SILENCE_LIMIT_S)
 
 
 def _entry(rank: int, world_size: int, store: str, results: Any, function: Any, args: Any) -> None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.compute_device import CPU
+from heterps_core.embeddings.row_lists import Indices
+from heterps_core.transport.peer_sockets import PeerSockets
+from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, START_LIMIT_S, RankLayout
 
 Counts = list[int]
 
@@ -60,10 +61,36 @@ class LookupRows:
         return LookupRows(self.rows_BS[first:stop], self.exchange)
 
 
+class TablePeers(NamedTuple):
+    """The replicas of a stage with tables, which each exchange messages on two threads."""
+
+    requests: PeerSockets
+    """For row indices of batches to come, beside a running step."""
+
+    rows: PeerSockets
+    """For rows and gradients."""
+
+    @classmethod
+    def connect(
+        cls, group: ProcessGroup, *, layout: RankLayout, silence_limit_s: float = SILENCE_LIMIT_S
+    ) -> TablePeers:
+        """Connect the members of a group; raises and takes what `PeerSockets.connect` does.
+
+        Args:
+            silence_limit_s: Longest wait for rows. Reading batches ahead may take a replica longer.
+        """
+        return cls(
+            *(
+                PeerSockets.connect(group, layout=layout, silence_limit_s=limit_s)
+                for limit_s in (max(START_LIMIT_S, silence_limit_s), silence_limit_s)
+            )
+        )
+
+
 def trade_requests(
-    requests: Sequence[tuple[Tensor, npt.NDArray[np.int64]]], *, group: ProcessGroup
+    requests: Sequence[tuple[Indices, Indices]], *, peers: PeerSockets
 ) -> list[tuple[Tensor, Counts, Counts]]:
-    """Send replicas the rows that this one requests, in two messages for all tables.
+    """Send replicas the rows that this one requests, in one message for all tables.
 
     Args:
         requests: For each table the requested rows [U], in the order of their owners, and their number by owner [P].
@@ -71,29 +98,19 @@ def trade_requests(
     Returns:
         For each table the rows [N] that replicas request of this shard, and the numbers of both, by replica.
     """
-    sent_PT = torch.from_numpy(np.stack([counts_P for _, counts_P in requests], axis=1))
-    received_PT = torch.empty_like(sent_PT)
-    dist.all_to_all_single(received_PT, sent_PT, group=group)
-    sent, received = sent_PT.T.tolist(), received_PT.T.tolist()
-    message = _by_replica([rows_U for rows_U, _ in requests], sent)
-    arrived = torch.empty(int(received_PT.sum()), dtype=torch.int64, device=CPU)
-    dist.all_to_all_single(
-        arrived, message, received_PT.sum(1).tolist(), sent_PT.sum(1).tolist(), group=group
-    )
-    return list(zip(_by_table(arrived, received), sent, received, strict=True))
-
-
-def _by_replica(rows: Sequence[Tensor], counts: Sequence[Counts]) -> Tensor:
-    """Return the rows of all tables, each in the order of replicas, ordered by replica and then by table."""
-    if len(rows) == 1:
-        return rows[0]
-    pieces = [torch.split(of_table, of_replicas) for of_table, of_replicas in zip(rows, counts, strict=True)]
-    return torch.cat([piece for of_replica in zip(*pieces, strict=True) for piece in of_replica])
-
-
-def _by_table(rows: Tensor, counts: Sequence[Counts]) -> list[Tensor]:
-    """Return rows that are ordered by replica and then by table as one tensor for each table."""
-    if len(counts) == 1:
-        return [rows]
-    pieces = torch.split(rows, [count for of_replica in zip(*counts, strict=True) for count in of_replica])
-    return [torch.cat(pieces[table :: len(counts)]) for table in range(len(counts))]
+    pieces = [np.split(rows_U, np.cumsum(counts_P)[:-1]) for rows_U, counts_P in requests]
+    sent_PT = np.stack([counts_P for _, counts_P in requests], axis=1)
+    messages = [
+        np.concatenate([counts_T, *of_replica]).view(np.uint8)
+        for counts_T, *of_replica in zip(sent_PT, *pieces, strict=True)
+    ]
+    arrived = [np.frombuffer(each, np.int64) for each in peers.exchange_sized([m.data for m in messages])]
+    num_tables = len(requests)
+    received_PT = np.stack([each[:num_tables] for each in arrived])
+    ends_PT = num_tables + np.cumsum(received_PT, axis=1)
+    found = []
+    for table in range(num_tables):
+        ends = zip(arrived, (ends_PT - received_PT)[:, table], ends_PT[:, table], strict=True)
+        rows_N = torch.from_numpy(np.concatenate([each[first:stop] for each, first, stop in ends]))
+        found.append((rows_N, sent_PT[:, table].tolist(), received_PT[:, table].tolist()))
+    return found

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,9 +25,15 @@ from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import IdIndex, IdLayout
 from heterps_core.embeddings.initial_rows import initial_rows
-from heterps_core.embeddings.row_exchange import Counts, LookupRows, RowExchange, trade_requests
+from heterps_core.embeddings.row_exchange import (
+    Counts,
+    LookupRows,
+    RowExchange,
+    TablePeers,
+    trade_requests,
+)
 from heterps_core.embeddings.row_kernels import kernels_for
-from heterps_core.embeddings.row_lists import distinct_rows
+from heterps_core.embeddings.row_lists import Indices, distinct_rows
 from heterps_core.embeddings.row_optimizers import RowOptimizer, State, sum_by_row
 from heterps_core.embeddings.row_range import RowRange, rows_per_shard, shard_rows
 from heterps_core.transport.shared_memory import use_huge_pages
@@ -44,9 +49,9 @@ class ShardedTable:
         optimizer: Applies gradients to rows.
         seed: Seed of the training run.
         initial_standard_deviation: Of the initial values.
-        group: Replicas that share the table, by messages on the host; None for one process.
+        peers: Replicas that share the table by messages; None for one process.
         device: Where the shard lies, and what is looked up goes to.
-        rows_group: The same replicas, for rows and gradients on the device; by default `group`.
+        cards_group: The same replicas, for rows and gradients on CUDA devices.
         bags: Which rows of a sample are pooled; None where each row is returned as it is.
         wire_dtype: Of the rows and gradients that replicas send each other: float32 or bfloat16.
         ids: Where the table has the rows of dynamic ids, which are then looked up in the place of row indices; a
@@ -63,9 +68,9 @@ class ShardedTable:
         optimizer: RowOptimizer,
         seed: int,
         initial_standard_deviation: float,
-        group: ProcessGroup | None = None,
+        peers: TablePeers | None = None,
         device: torch.device = CPU,
-        rows_group: ProcessGroup | None = None,
+        cards_group: ProcessGroup | None = None,
         bags: Bags | None = None,
         wire_dtype: torch.dtype = torch.float32,
         ids: IdLayout | None = None,
@@ -81,10 +86,9 @@ class ShardedTable:
         self.num_rows = num_rows
         self.dimension = dimension
         self.optimizer = optimizer
-        self.group = group
-        self._rows_group = rows_group or group
-        self.num_shards = 1 if group is None else dist.get_world_size(group)
-        self._shard = 0 if group is None else dist.get_rank(group)
+        self.peers = peers
+        self._cards_group = cards_group
+        self.num_shards, self._shard = self._shards()
         self._rows_multiple = 1 if ids is None else BUCKET_ROWS
         self.rows = shard_rows(num_rows, self.num_shards, self._shard, multiple=self._rows_multiple)
         self.ids = (
@@ -108,11 +112,11 @@ class ShardedTable:
     @property
     def looks_ahead(self) -> bool:
         """Rows are requested, or those of dynamic ids found, before a look-up; see `exchange_row_numbers`."""
-        return self.group is not None or self.ids is not None
+        return self.peers is not None or self.ids is not None
 
-    def exchange_row_numbers(self, rows_BS: Tensor, *, group: ProcessGroup | None = None) -> LookupRows:
+    def exchange_row_numbers(self, rows_BS: Tensor) -> LookupRows:
         """Do what the function of that name does, for this table alone."""
-        return exchange_row_numbers([(self, rows_BS)], group=group)[0]
+        return exchange_row_numbers([(self, rows_BS)])[0]
 
     def expect(self, announced: LookupRows) -> None:
         """Let the next look-up read what was announced for it, or for a part of its batch."""
@@ -159,7 +163,7 @@ class ShardedTable:
         self._trained.clear()
         self._num_updates += 1
         # Gradients that came from replicas are of single rows.
-        self._apply(self._pending, learning_rate, bags=self.bags if self.group is None else None)
+        self._apply(self._pending, learning_rate, bags=self.bags if self.peers is None else None)
         self._pending.clear()
 
     def _apply(
@@ -270,6 +274,10 @@ class ShardedTable:
             else:
                 exchange.local_rows = ids.rows(exchange.local_rows, found_rows)
 
+    def _shards(self) -> tuple[int, int]:
+        """Return the number of shards, and which one is this replica's."""
+        return (1, 0) if self.peers is None else (self.peers.rows.num_members, self.peers.rows.member)
+
     def _new_rows(self, *, seed: int, standard_deviation: float) -> tuple[Tensor, State]:
         """Return the initial rows of the shard [R, D] and their optimizer state."""
         weight_RD = initial_rows(
@@ -286,21 +294,18 @@ class ShardedTable:
         """Return memory for the shard [R, D]."""
         return torch.empty(self.rows.num_rows, self.dimension, device=self.device)
 
-    def _distinct(self, rows_BS: Tensor) -> tuple[Tensor, Tensor]:
+    def _distinct(self, rows_BS: Tensor) -> tuple[Indices, Indices]:
         """Return on the host the distinct rows [U], ascending, and the position in them of each row [B, S]."""
         # Counts and row indices are needed on the host, and may be requested while a device computes.
         num_rows = self.num_rows if self.ids is None else 1 << KEY_BITS
         try:
-            rows_U, inverse_BS = distinct_rows(
-                rows_BS.cpu().numpy(), num_rows=num_rows, allows_none=self.bags is not None
-            )
+            return distinct_rows(rows_BS.cpu().numpy(), num_rows=num_rows, allows_none=self.bags is not None)
         except IndexError as error:
             raise IndexError(f"table {self.name!r}: {error}") from None
-        return torch.from_numpy(rows_U), torch.from_numpy(inverse_BS)
 
-    def _counts_by_owner(self, rows_U: Tensor) -> npt.NDArray[np.int64]:
+    def _counts_by_owner(self, rows_U: Indices) -> Indices:
         """Return how many of some rows or dynamic ids, which ascend as shards do, each replica owns."""
-        rows = rows_U.numpy() if self.ids is None else self.ids.layout.bucket_rows(rows_U.numpy())
+        rows = rows_U if self.ids is None else self.ids.layout.bucket_rows(rows_U)
         size = rows_per_shard(self.num_rows, self.num_shards, multiple=self._rows_multiple)
         return np.diff(np.searchsorted(rows, size * np.arange(self.num_shards + 1)))
 
@@ -314,13 +319,13 @@ class ShardedTable:
     def _gather(self, looked_up: LookupRows, out_BX: Tensor) -> None:
         """Write rows into columns."""
         exchange = looked_up.exchange
-        found = self.weight_RD if exchange is None or self.group is None else self._fetched(exchange)
+        found = self.weight_RD if exchange is None or self.peers is None else self._fetched(exchange)
         copy_rows(found, looked_up.rows_BS, out_BX, self.bags)
 
     def _scatter(self, looked_up: LookupRows, gradients_BX: Tensor) -> None:
         """Take the gradients of a look-up's columns."""
         exchange = looked_up.exchange
-        if exchange is None or self.group is None:
+        if exchange is None or self.peers is None:
             self._pending.append((looked_up.rows_BS, gradients_BX))
             return
         if not exchange.gradients:
@@ -341,16 +346,18 @@ class ShardedTable:
     def _send(self, rows_UD: Tensor, sent_counts: Counts, received_counts: Counts) -> Tensor:
         """Send consecutive rows to replicas in order, so many to each, and return the rows that they send."""
         message = rows_UD.to(self._wire_dtype)
-        received = message.new_empty(sum(received_counts), self.dimension)
-        dist.all_to_all_single(received, message, received_counts, sent_counts, group=self._rows_group)
+        if self._cards_group is not None:
+            received = message.new_empty(sum(received_counts), self.dimension)
+            dist.all_to_all_single(received, message, received_counts, sent_counts, group=self._cards_group)
+        else:
+            assert self.peers is not None
+            received = self.peers.rows.exchange_rows(message.cpu(), sent_counts, received_counts)
         num_away = len(rows_UD) - sent_counts[self._shard]
         self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
-        return received.float()
+        return received.to(self.device, torch.float32)
 
 
-def exchange_row_numbers(
-    lookups: Sequence[tuple[ShardedTable, Tensor]], *, group: ProcessGroup | None = None
-) -> list[LookupRows]:
+def exchange_row_numbers(lookups: Sequence[tuple[ShardedTable, Tensor]]) -> list[LookupRows]:
     """Request the rows that a batch looks up in tables from their owners, who find those of dynamic ids.
 
     It may run ahead of the look-ups, also on a thread of its own: it reads nothing but row indices. Hand a part of
@@ -358,24 +365,22 @@ def exchange_row_numbers(
 
     Args:
         lookups: Tables that the same replicas share, each with row indices [B, S] or dynamic ids of a batch.
-        group: These replicas, for messages that do not mix with those of look-ups; by default the tables' own.
 
     Raises:
         IndexError: A row is not in its table.
     """
-    if not lookups or lookups[0][0].group is None:
+    peers = lookups[0][0].peers if lookups else None
+    if peers is None:
         return [table._announced_alone(rows_BS) for table, rows_BS in lookups]
-    group = group or lookups[0][0].group
-    assert group is not None
     distinct = [table._distinct(rows_BS) for table, rows_BS in lookups]
     requests = [
         (rows_U, table._counts_by_owner(rows_U))
         for (table, _), (rows_U, _) in zip(lookups, distinct, strict=True)
     ]
     return [
-        LookupRows(to_device(inverse_BS, table.device), table._exchange(*traded))
+        LookupRows(to_device(torch.from_numpy(inverse_BS), table.device), table._exchange(*traded))
         for (table, _), (_, inverse_BS), traded in zip(
-            lookups, distinct, trade_requests(requests, group=group), strict=True
+            lookups, distinct, trade_requests(requests, peers=peers.requests), strict=True
         )
     ]
 

@@ -18,7 +18,7 @@ from heterps_core.transport.shared_memory_link import SharedMemoryLink
 class SharedMemoryTable(ShardedTable):
     """The shard of one replica, and its view of the others; made by all replicas in the same order.
 
-    Beside the link between the replicas of its group it takes what `ShardedTable` takes.
+    Beside the link between the replicas it takes what `ShardedTable` takes, but no other connection with them.
     """
 
     looks_ahead = False
@@ -43,6 +43,9 @@ class SharedMemoryTable(ShardedTable):
         ]
         self._apply(parts, learning_rate, bags=self.bags, shard=self.rows)
         self._link.wait_for_all()
+
+    def _shards(self) -> tuple[int, int]:
+        return self._link.num_members, self._link.member
 
     def _new_weight(self) -> Tensor:
         shard_RD = self._whole_RD[self.rows.first : self.rows.stop]

@@ -107,7 +107,7 @@ class SweptTable(ShardedTable):
         """Return what a look-up reads in slots, for `expect`; its window must have been swept in."""
         assert announced.exchange is not None
         slots_U = window.slots_of(announced.exchange.local_rows.numpy())
-        if self.group is not None:
+        if self.peers is not None:
             exchange = replace(announced.exchange, local_rows=torch.from_numpy(slots_U))
             return LookupRows(announced.rows_BS, exchange)
         # Columns after the end of a bag have the position NO_ID, -1, which is that of the last.
@@ -277,7 +277,7 @@ class SweptTable(ShardedTable):
 
     def _announced_alone(self, rows_BS: Tensor) -> LookupRows:
         rows_U, inverse_BS = self._distinct(rows_BS)
-        return LookupRows(inverse_BS, RowExchange(rows_U))
+        return LookupRows(torch.from_numpy(inverse_BS), RowExchange(torch.from_numpy(rows_U)))
 
     def _unannounced(self, rows_BS: Tensor) -> LookupRows:
         raise RuntimeError(f"a look-up in table {self.name!r}, whose rows are swept, must be announced")

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
@@ -92,7 +91,6 @@ def cut_batch(
     slices: Sequence[tuple[int, RowRange]],
     model: StageModel,
     *,
-    group: ProcessGroup | None = None,
     row_keys: Tensor | None = None,
 ) -> list[MicroBatch]:
     """Cut a replica's rows of a batch into micro-batches, and request the table rows that the batch looks up.
@@ -103,7 +101,6 @@ def cut_batch(
     Args:
         batch: The rows of the replica's slices, one slice after the other.
         slices: Size of each micro-batch over all replicas, and which rows of the whole batch are the replica's.
-        group: See `exchange_row_numbers`.
         row_keys: Keys of the rows for dropout; none for predictions.
     """
     lookups = [
@@ -111,7 +108,7 @@ def cut_batch(
         for layer in model.layers.values()
         if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead
     ]
-    announced = exchange_row_numbers(lookups, group=group)
+    announced = exchange_row_numbers(lookups)
     tables = [table for table, _ in lookups]
     ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
     return [
@@ -172,14 +169,12 @@ class ReplicaBatches:
     def swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
         """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
         tables = list(self._model.swept_tables.values())
-        return SweptBatches(batches, tables, group=self._runner.place.ids_group, writes=writes)
+        return SweptBatches(batches, tables, writes=writes)
 
     def _cut(
         self, rows: npt.NDArray[np.int64], slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
     ) -> list[MicroBatch]:
-        return cut_batch(
-            self._read(rows), slices, self._model, group=self._runner.place.ids_group, row_keys=keys
-        )
+        return cut_batch(self._read(rows), slices, self._model, row_keys=keys)
 
     def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
         """Read what this stage needs of this replica's rows."""

@@ -22,11 +22,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
-from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_exchange import LookupRows, RowExchange
 from heterps_core.embeddings.row_lists import Rows, union_of
@@ -47,7 +44,6 @@ class SweptBatches:
         batches: In order; each with the exchanges of all look-ups in swept tables. They are read on the thread that
             calls `next_batch`.
         tables: The swept tables of this worker; none to pass batches on.
-        group: Replicas that all read the same batches, for messages of the reading thread: they end windows together.
         writes: Rows are trained; else they are only read.
     """
 
@@ -56,11 +52,10 @@ class SweptBatches:
         batches: Iterable[list[MicroBatch]],
         tables: Sequence[SweptTable],
         *,
-        group: ProcessGroup | None,
         writes: bool,
     ) -> None:
         self._batches, self._tables = iter(batches), tables
-        self._group, self._writes = group, writes
+        self._writes = writes
         self._waiting = deque([_BatchFile()])
         self._steps = _Steps()
         self._sweeper = ThreadPoolExecutor(1, thread_name_prefix="sweeps")
@@ -177,12 +172,12 @@ class SweptBatches:
         )
 
     def _agreed(self, is_full: bool) -> bool:
-        """Tell whether a window is full on any replica."""
-        if self._group is None:
+        """Tell whether a window is full on any replica; they end windows together."""
+        peers = self._tables[0].peers
+        if peers is None:
             return is_full
-        answer = torch.tensor([is_full], dtype=torch.int32, device=CPU)
-        dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group)
-        return bool(answer)
+        answers = peers.requests.exchange_sized([bytes([is_full])] * peers.requests.num_members)
+        return any(answer[0] for answer in answers)
 
 
 def _next_whole(windows: Iterator[_Window | None]) -> _Window | None:

@@ -4,7 +4,7 @@ Each replica is a process; they exchange rows by messages (gloo over loopback, n
 pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand gradients
 back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More processes
 than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a worker,
-median of rounds, then of workers. "Gloo" are all threads but the main one and the feed's.
+median of rounds, then of workers. "Others" are all threads but the main one and the feed's.
 """
 
 from __future__ import annotations
@@ -82,8 +82,13 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     figures = []
     for model, of_model in seconds.items():
         for count, step in of_model.items():
-            gloo = step.all - step.main - step.feed
-            for part, value in (("all", step.all), ("main", step.main), ("feed", step.feed), ("gloo", gloo)):
+            others = step.all - step.main - step.feed
+            for part, value in (
+                ("all", step.all),
+                ("main", step.main),
+                ("feed", step.feed),
+                ("others", others),
+            ):
                 figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
     (half_batch,) = run_in_processes(measure, 1, 1, seed, BATCH_SIZE // 2)
     misses = []
@@ -173,12 +178,10 @@ def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> float:
 
 def measure(rank: int, num_replicas: int, seed: int, batch_size: int = BATCH_SIZE) -> dict[str, Seconds]:
     """Return for each model the processor seconds of a step of this replica."""
-    ids_group = dist.new_group(list(range(num_replicas)))
     place = StagePlace(
         layout=RankLayout((tuple(range(num_replicas)),)),
         replica=rank,
         group=dist.group.WORLD if num_replicas > 1 else None,
-        ids_group=ids_group if num_replicas > 1 else None,
     )
     drawn = make_batches(NUM_ROWS, seed=seed, batch_size=batch_size)
     return {model: seconds_of_step(model, place, drawn, seed=seed) for model in MODELS}

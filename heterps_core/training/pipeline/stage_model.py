@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.sweep_memory import SweepCounts, slots_by_table
@@ -109,7 +110,10 @@ def build_stage_model(
     stage = stages[place.stage]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
-    shares_memory = config.embedding_memory_bytes is None and features.dynamic_ids is None
+    link = place.link if config.embedding_memory_bytes is None and features.dynamic_ids is None else None
+    peers = None
+    if place.group is not None and link is None and any(isinstance(each, SlotEmbedding) for _, each in named):
+        peers = TablePeers.connect(place.group, layout=place.layout, silence_limit_s=place.silence_limit_s)
     cold_places = _cold_rows_places(dict(named), config, place, scratch=scratch)
     for name, layer in named:
         if isinstance(layer, SlotEmbedding):
@@ -117,10 +121,10 @@ def build_stage_model(
                 name,
                 row_optimizer(l2=config.embedding_l2),
                 seed=config.seed,
-                group=place.group,
-                link=place.link if shares_memory else None,
+                peers=peers,
+                link=link,
                 device=place.device,
-                rows_group=place.device_group,
+                cards_group=place.cards_group,
                 cold_rows=cold_places.get(name),
                 wire_dtype=getattr(torch, config.wire_dtype),
                 day=config.day_number,

@@ -50,9 +50,6 @@ class StagePlace:
     cards_group: ProcessGroup | None = None
     """The same replicas, for tensors on CUDA devices."""
 
-    ids_group: ProcessGroup | None = None
-    """The same replicas, for row indices of batches to come, whose messages travel beside those of a running step."""
-
     sum_group: ProcessGroup | None = None
     """The same replicas, for sums that travel beside the passes; by default `device_group`."""
 
@@ -108,10 +105,7 @@ def join_stage(
         silence_limit_s: See `StagePlace`.
     """
     stage, replica = layout.position(rank)
-    group, ids_group, sum_group = (
-        [new_group(ranks, limit) for ranks in layout.ranks][stage]
-        for limit in (_GROUP_LIMIT, _START_LIMIT, _GROUP_LIMIT)
-    )
+    group, sum_group = ([new_group(ranks, _GROUP_LIMIT) for ranks in layout.ranks][stage] for _ in range(2))
     cards_group = join_by_nccl(layout, device, limit=_GROUP_LIMIT) if has_cards else None
     has_others = len(layout.ranks[stage]) > 1
     link = None
@@ -124,7 +118,6 @@ def join_stage(
         device=device,
         group=group if has_others else None,
         cards_group=cards_group,
-        ids_group=ids_group if has_others else None,
         sum_group=sum_group if has_others and device == CPU else None,
         link=link,
         neighbours=connect_neighbours(layout, rank=rank, device=device),

@@ -17,7 +17,7 @@ from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
-from tests.worker_processes import run_in_processes
+from tests.worker_processes import connected, run_in_processes
 
 NUM_ROWS, NUM_SAMPLES = 60, 30
 LENGTHS, POOLINGS = (1, 7, 4, 1), ("sum", "mean", "sum", "mean")
@@ -121,7 +121,9 @@ def learn_in_process(rank: int, shares_memory: bool) -> tuple[int, list[list[flo
         others["link"] = SharedMemoryLink.connect(
             group, layout=RankLayout(((0, 1, 2),)), silence_limit_s=60.0
         )
-    table = make_table(16, group=group, **others)
+    else:
+        others["peers"] = connected(group)
+    table = make_table(16, **others)
     # The second replica has no sample.
     mine = [slice(0, 20), slice(20, 20), slice(20, 30)][rank]
     rows, weights = draw_rows(NUM_SAMPLES, seed=1)[mine], factors(NUM_SAMPLES, 16)[mine]

@@ -11,7 +11,7 @@ from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.embeddings.id_index import IdLayout
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.embeddings.sharded_table import ShardedTable
-from tests.worker_processes import run_in_processes
+from tests.worker_processes import connected, run_in_processes
 
 FEATURES = FeatureSpec(
     num_dense=0,
@@ -29,7 +29,7 @@ def new_table(group=None) -> ShardedTable:
         optimizer=RowWiseAdagrad(),
         seed=3,
         initial_standard_deviation=0.1,
-        group=group,
+        peers=connected(group),
         ids=IdLayout.of(FEATURES, (0, 1)),
         day=7,
     )

@@ -10,7 +10,7 @@ from heterps_core.embeddings.initial_rows import ROWS_PER_BLOCK, initial_rows
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.embeddings.row_range import RowRange, shard_rows
 from heterps_core.embeddings.sharded_table import ShardedTable
-from tests.worker_processes import run_in_processes
+from tests.worker_processes import connected, run_in_processes
 
 NUM_ROWS, DIMENSION = 101, 4
 
@@ -23,7 +23,7 @@ def make_table(group: dist.ProcessGroup | None) -> ShardedTable:
         optimizer=RowWiseAdagrad(),
         seed=3,
         initial_standard_deviation=1.0,
-        group=group,
+        peers=connected(group),
     )
 
 

@@ -1,0 +1,229 @@
+"""Messages among the replicas of a stage: all send one another bytes at a time, over sockets of their own.
+
+gloo's all-to-all sends three packets for each message and wakes threads of its own for each. Among 16 processes that
+send one another 1 KiB it took 0.83 ms of each one's processor time, this 0.17 (loopback, 2 x86 cores, AMD EPYC, load
+14). One thread uses the sockets at a time. Every replica calls the same functions in the same order.
+
+The members of a gloo group, which have proven the run's key (`rendezvous`), tell one another over it where they
+listen, and a random token each. A connection counts once both ends have shown the token of the other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import math
+import os
+import secrets
+import select
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import accumulate, pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heterps_core.instance_metadata import address_of
+from heterps_core.transport.json_messages import gather_json
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
+
+_CONNECT_LIMIT_S = 30.0
+"""Longest time until all are connected, and of a stranger's silence."""
+
+_TOKEN_BYTES = 32
+_NUMBER_BYTES = 4
+_SIZE_BYTES = 8
+
+logger = logging.getLogger(__name__)
+
+
+class PeerSockets:
+    """The connections of one replica with the others of its stage; made by `connect`.
+
+    Attributes:
+        member: Number of this replica.
+        num_members: Of the stage.
+    """
+
+    def __init__(
+        self,
+        peers: dict[int, socket.socket],
+        *,
+        ranks: Sequence[int],
+        layout: RankLayout,
+        silence_limit_s: float,
+    ) -> None:
+        self.num_members = len(peers) + 1
+        self.member = next(number for number in range(self.num_members) if number not in peers)
+        self._peers, self._ranks, self._layout = peers, ranks, layout
+        self._silence_limit_s = silence_limit_s
+        for peer in peers.values():
+            peer.setblocking(False)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    def connect(cls, group: ProcessGroup, *, layout: RankLayout, silence_limit_s: float) -> PeerSockets:
+        """Connect the members of a group; all of them call it.
+
+        Args:
+            layout: Of all workers, for messages about lost ones.
+            silence_limit_s: Longest wait for another replica.
+
+        Raises:
+            OSError: A member could not be reached.
+        """
+        ranks = dist.get_process_group_ranks(group)
+        own, token = ranks.index(dist.get_rank()), secrets.token_bytes(_TOKEN_BYTES)
+        with socket.create_server((_own_address(), 0), backlog=len(ranks)) as listener:
+            places = gather_json([*listener.getsockname(), token.hex()], group)
+            tokens = [bytes.fromhex(place[2]) for place in places]
+            peers = {}
+            for number, (host, port, _) in enumerate(places[:own]):
+                peers[number] = connection = socket.create_connection((host, port), _CONNECT_LIMIT_S)
+                connection.sendall(own.to_bytes(_NUMBER_BYTES, "little") + tokens[number])
+                if not hmac.compare_digest(_receive(connection, _TOKEN_BYTES), token):
+                    raise ConnectionRefusedError(f"{host}:{port} has not the token of this worker")
+            until_s = time.monotonic() + _CONNECT_LIMIT_S
+            while len(peers) < len(ranks) - 1:
+                listener.settimeout(max(until_s - time.monotonic(), 0.001))
+                connection, address = listener.accept()
+                with suppress(OSError):
+                    connection.settimeout(max(until_s - time.monotonic(), 0.001))
+                    number = int.from_bytes(_receive(connection, _NUMBER_BYTES), "little")
+                    shown = _receive(connection, _TOKEN_BYTES)
+                    if own < number < len(ranks) and hmac.compare_digest(shown, token):
+                        connection.sendall(tokens[number])
+                        peers[number] = connection
+                        continue
+                logger.warning("refused %s, which has not the token of this worker", address)
+                connection.close()
+        return cls(peers, ranks=ranks, layout=layout, silence_limit_s=silence_limit_s)
+
+    def exchange_rows(
+        self, rows: Tensor, sent_counts: Sequence[int], received_counts: Sequence[int]
+    ) -> Tensor:
+        """Send consecutive rows to the members in order, so many to each, and return those that they send.
+
+        Raises:
+            LostWorkerError: A replica has ended, or was silent for too long.
+        """
+        received = rows.new_empty(sum(received_counts), *rows.shape[1:])
+        sent, places = _pieces(rows, sent_counts), _pieces(received, received_counts)
+        places[self.member][:] = sent[self.member]
+        self._run(sent, {number: iter([places[number]]) for number in self._peers})
+        return received
+
+    def exchange_sized(self, sent: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+        """Send bytes to each member and return theirs, of any size; raises as `exchange_rows`."""
+        found: list[bytes | memoryview] = list(sent)
+
+        def parts(number: int) -> Iterator[memoryview]:
+            size = memoryview(bytearray(_SIZE_BYTES))
+            yield size
+            found[number] = content = memoryview(bytearray(int.from_bytes(size, "little")))
+            yield content
+
+        framed = [memoryview(len(each).to_bytes(_SIZE_BYTES, "little") + each) for each in sent]
+        self._run(framed, {number: parts(number) for number in self._peers})
+        return found
+
+    def _run(self, sent: Sequence[memoryview], wanted: dict[int, Iterator[memoryview]]) -> None:
+        """Send bytes to each peer, and fill each peer's buffers, in order."""
+        unsent = {number: sent[number] for number in self._peers if len(sent[number])}
+        unfilled = {
+            number: buffer for number in self._peers if (buffer := _next_of(wanted[number])) is not None
+        }
+        for number in list(unsent):
+            self._send(number, unsent)
+        waiting, numbers = select.poll(), {}
+        for number, peer in self._peers.items():
+            numbers[peer.fileno()] = number
+            waiting.register(peer, _events(number, unsent, unfilled))
+        while unsent or unfilled:
+            ready = waiting.poll(1000 * self._silence_limit_s)
+            if not ready:
+                raise self._lost(min([*unfilled, *unsent]), has_ended=False)
+            for file, event in ready:
+                number = numbers[file]
+                if event & select.POLLOUT:
+                    self._send(number, unsent)
+                if event & ~select.POLLOUT:
+                    self._fill(number, unfilled, wanted[number])
+                events = _events(number, unsent, unfilled)
+                if events:
+                    waiting.modify(file, events)
+                else:
+                    waiting.unregister(file)
+
+    def _send(self, number: int, unsent: dict[int, memoryview]) -> None:
+        """Send a peer what its connection takes."""
+        try:
+            unsent[number] = unsent[number][self._peers[number].send(unsent[number]) :]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(number, has_ended=True) from error
+        if not len(unsent[number]):
+            del unsent[number]
+
+    def _fill(self, number: int, unfilled: dict[int, memoryview], wanted: Iterator[memoryview]) -> None:
+        """Receive from a peer what is there."""
+        while number in unfilled:
+            try:
+                count = self._peers[number].recv_into(unfilled[number])
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise self._lost(number, has_ended=True) from error
+            if not count:
+                raise self._lost(number, has_ended=True)
+            unfilled[number] = unfilled[number][count:]
+            if len(unfilled[number]):
+                return
+            del unfilled[number]
+            buffer = _next_of(wanted)
+            if buffer is not None:
+                unfilled[number] = buffer
+
+    def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
+        return LostWorkerError(
+            self._layout, self._ranks[number], limit_s=self._silence_limit_s, has_ended=has_ended
+        )
+
+
+def _pieces(rows: Tensor, counts: Sequence[int]) -> list[memoryview]:
+    """Return the bytes of consecutive rows in pieces, where they lie."""
+    content = rows.view(torch.uint8).numpy().reshape(-1).data
+    row_bytes = rows.itemsize * math.prod(rows.shape[1:])
+    ends = accumulate((row_bytes * count for count in counts), initial=0)
+    return [content[first:stop] for first, stop in pairwise(ends)]
+
+
+def _next_of(wanted: Iterator[memoryview]) -> memoryview | None:
+    """Return the next buffer that has room."""
+    return next((buffer for buffer in wanted if len(buffer)), None)
+
+
+def _events(number: int, unsent: dict[int, memoryview], unfilled: dict[int, memoryview]) -> int:
+    return (select.POLLOUT if number in unsent else 0) | (select.POLLIN if number in unfilled else 0)
+
+
+def _own_address() -> str:
+    """Return the address at which other workers reach this one, as gloo finds it."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    address = None if interface is None else address_of(interface)
+    return socket.gethostbyname(socket.gethostname()) if address is None else address
+
+
+def _receive(connection: socket.socket, num_bytes: int) -> bytes:
+    content = b""
+    while len(content) < num_bytes:
+        part = connection.recv(num_bytes - len(content))
+        if not part:
+            raise ConnectionAbortedError("the other end has closed the connection")
+        content += part
+    return content
