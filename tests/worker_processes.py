@@ -19,7 +19,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from heterps_core.embeddings.row_exchange import TablePeers
-from heterps_core.transport.rank_layout import RankLayout
 
 START_METHOD = "forkserver"
 SILENCE_LIMIT_S = 60.0
@@ -43,10 +42,7 @@ def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) 
 
 def connected(group: dist.ProcessGroup | None) -> TablePeers | None:
     """Return the connections of the members of a group that share a table by messages; None for one process."""
-    if group is None:
-        return None
-    layout = RankLayout((tuple(dist.get_process_group_ranks(group)),))
-    return TablePeers.connect(group, layout=layout, silence_limit_s=SILENCE_LIMIT_S)
+    return None if group is None else TablePeers.connect(group, silence_limit_s=SILENCE_LIMIT_S)
 
 
 def _entry(rank: int, world_size: int, store: str, results: Any, function: Any, args: Any) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from heterps_core.transport.peer_sockets import PeerSockets
 from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, START_LIMIT_S, RankLayout
 
 Counts = list[int]
+
+ROW_INDEX_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -72,7 +75,11 @@ class TablePeers(NamedTuple):
 
     @classmethod
     def connect(
-        cls, group: ProcessGroup, *, layout: RankLayout, silence_limit_s: float = SILENCE_LIMIT_S
+        cls,
+        group: ProcessGroup,
+        *,
+        layout: RankLayout | None = None,
+        silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> TablePeers:
         """Connect the members of a group; raises and takes what `PeerSockets.connect` does.
 
@@ -98,19 +105,25 @@ def trade_requests(
     Returns:
         For each table the rows [N] that replicas request of this shard, and the numbers of both, by replica.
     """
-    pieces = [np.split(rows_U, np.cumsum(counts_P)[:-1]) for rows_U, counts_P in requests]
-    sent_PT = np.stack([counts_P for _, counts_P in requests], axis=1)
-    messages = [
-        np.concatenate([counts_T, *of_replica]).view(np.uint8)
-        for counts_T, *of_replica in zip(sent_PT, *pieces, strict=True)
-    ]
-    arrived = [np.frombuffer(each, np.int64) for each in peers.exchange_sized([m.data for m in messages])]
     num_tables = len(requests)
-    received_PT = np.stack([each[:num_tables] for each in arrived])
-    ends_PT = num_tables + np.cumsum(received_PT, axis=1)
-    found = []
+    counts_PT = np.stack([counts_P for _, counts_P in requests], axis=1)
+    contents = [rows_U.view(np.uint8).data for rows_U, _ in requests]
+    ends = [accumulate(ROW_INDEX_BYTES * counts_P, initial=0) for _, counts_P in requests]
+    pieces = [
+        [content[first:stop] for first, stop in pairwise(own)]
+        for content, own in zip(contents, ends, strict=True)
+    ]
+    messages = [
+        b"".join([counts_T.tobytes(), *of_peer])
+        for counts_T, *of_peer in zip(counts_PT, *pieces, strict=True)
+    ]
+    arrived = [np.frombuffer(message, np.int64) for message in peers.exchange_sized(messages)]
+    received = [message[:num_tables].tolist() for message in arrived]
+    firsts, found = [num_tables] * len(arrived), []
     for table in range(num_tables):
-        ends = zip(arrived, (ends_PT - received_PT)[:, table], ends_PT[:, table], strict=True)
-        rows_N = torch.from_numpy(np.concatenate([each[first:stop] for each, first, stop in ends]))
-        found.append((rows_N, sent_PT[:, table].tolist(), received_PT[:, table].tolist()))
+        counts = [of_peer[table] for of_peer in received]
+        stops = [first + count for first, count in zip(firsts, counts, strict=True)]
+        own = [message[first:stop] for message, first, stop in zip(arrived, firsts, stops, strict=True)]
+        found.append((torch.from_numpy(np.concatenate(own)), counts_PT[:, table].tolist(), counts))
+        firsts = stops
     return found

@@ -122,9 +122,14 @@ class ShardedTable:
         """Let the next look-up read what was announced for it, or for a part of its batch."""
         self._expected = announced
 
+    @property
+    def is_announced(self) -> bool:
+        """The next look-up needs no rows: `expect` gave them."""
+        return self._expected is not None
+
     def lookup(
         self,
-        rows_BS: Tensor,
+        rows_BS: Tensor | None,
         before_BW: Tensor | None = None,
         after_BV: Tensor | None = None,
         *,
@@ -133,7 +138,7 @@ class ShardedTable:
         """Look rows up and put them side by side for each sample, between columns that come from elsewhere.
 
         Args:
-            rows_BS: Row indices [B, S] of the whole table, or dynamic ids, int64.
+            rows_BS: Row indices [B, S] of the whole table, or dynamic ids, int64; None where they are announced.
             before_BW: Columns to put before the rows.
             after_BV: Columns to put after them; they get no gradient.
             dtype: Of what is returned, float32 or bfloat16; the table stays float32.
@@ -146,6 +151,7 @@ class ShardedTable:
         """
         looked_up, self._expected = self._expected, None
         if looked_up is None:
+            assert rows_BS is not None
             looked_up = self._unannounced(rows_BS)
         if self.ids is not None and looked_up.exchange is not None:
             self._find_rows(self.ids, looked_up.exchange)

@@ -220,7 +220,8 @@ class SlotEmbedding(nn.Module):
             after_BV = torch.cat(
                 [each.to(dtype) for each in lengths] + ([] if after_BV is None else [after_BV]), 1
             )
-        return self.table.lookup(self.row_numbers(batch), activation_BW, after_BV, dtype=dtype)
+        rows_BK = None if self.table.is_announced else self.row_numbers(batch)
+        return self.table.lookup(rows_BK, activation_BW, after_BV, dtype=dtype)
 
 
 def add_tower(

@@ -19,7 +19,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import exchange_row_numbers
-from heterps_core.models.row_dropout import keys_of_rows
+from heterps_core.models.row_dropout import RowDropout, keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig
@@ -136,6 +136,8 @@ class ReplicaBatches:
         self, dataset: PreparedDataset, config: TrainingConfig, model: StageModel, runner: StageRunner
     ) -> None:
         self._dataset, self._config, self._model, self._runner = dataset, config, model, runner
+        parts = [part for layer in model.layers.values() for part in layer.modules()]
+        self._has_dropout = any(isinstance(part, RowDropout) for part in parts)
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
@@ -154,7 +156,9 @@ class ReplicaBatches:
             seed=self._config.seed,
             positions=spread(batch_size, num_microbatches, slices),
         )
-        keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
+        keys = None
+        if self._has_dropout:
+            keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
         return self._cut(rows, slices, keys)
 
     def held_out_batch(self, index: int) -> list[MicroBatch]:

@@ -66,11 +66,13 @@ class PeerSockets:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @classmethod
-    def connect(cls, group: ProcessGroup, *, layout: RankLayout, silence_limit_s: float) -> PeerSockets:
+    def connect(
+        cls, group: ProcessGroup, *, silence_limit_s: float, layout: RankLayout | None = None
+    ) -> PeerSockets:
         """Connect the members of a group; all of them call it.
 
         Args:
-            layout: Of all workers, for messages about lost ones.
+            layout: Of all workers, for messages about lost ones; by default the members are one stage.
             silence_limit_s: Longest wait for another replica.
 
         Raises:
@@ -101,6 +103,7 @@ class PeerSockets:
                         continue
                 logger.warning("refused %s, which has not the token of this worker", address)
                 connection.close()
+        layout = layout or RankLayout((tuple(ranks),))
         return cls(peers, ranks=ranks, layout=layout, silence_limit_s=silence_limit_s)
 
     def exchange_rows(

@@ -10,18 +10,17 @@ import torch.distributed as dist
 
 from heterps_core.transport import peer_sockets
 from heterps_core.transport.peer_sockets import PeerSockets
-from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
+from heterps_core.transport.rank_layout import LostWorkerError
 from tests.worker_processes import run_in_processes
 
 NUM_MEMBERS = 3
-LAYOUT = RankLayout((tuple(range(NUM_MEMBERS)),))
 LARGE = 300_000
 """Rows that no connection takes at once."""
 
 
 def connect(silence_limit_s: float = 60.0) -> PeerSockets:
     assert dist.group.WORLD is not None
-    return PeerSockets.connect(dist.group.WORLD, layout=LAYOUT, silence_limit_s=silence_limit_s)
+    return PeerSockets.connect(dist.group.WORLD, silence_limit_s=silence_limit_s)
 
 
 def rows_of(sender: int, receiver: int, step: int) -> torch.Tensor:
