@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from torch.distributed import ProcessGroup
 from heterps_core.embeddings.row_lists import Indices
 from heterps_core.transport.peer_sockets import PeerSockets
 from heterps_core.transport.rank_layout import SILENCE_LIMIT_S, START_LIMIT_S, RankLayout
+
+if TYPE_CHECKING:
+    from heterps_core.embeddings.sharded_table import ShardedTable
 
 Counts = list[int]
 
@@ -48,6 +51,9 @@ class RowExchange:
 
     gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Positions in the requested rows and gradients, a pair for each backward pass since the last update."""
+
+    of_batch: list[tuple[ShardedTable, RowExchange]] = field(default_factory=list)
+    """The exchanges of all tables of the batch, whose rows and gradients share a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,13 @@ class TablePeers(NamedTuple):
                 for limit_s in (max(START_LIMIT_S, silence_limit_s), silence_limit_s)
             )
         )
+
+
+def share_messages(announced: Sequence[tuple[ShardedTable, LookupRows]]) -> None:
+    """Let the tables that a batch looks up send rows, and gradients, in one message."""
+    of_batch = [(table, rows.exchange) for table, rows in announced if rows.exchange is not None]
+    for _, exchange in of_batch:
+        exchange.of_batch = of_batch
 
 
 def trade_requests(

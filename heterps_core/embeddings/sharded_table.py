@@ -30,6 +30,7 @@ from heterps_core.embeddings.row_exchange import (
     LookupRows,
     RowExchange,
     TablePeers,
+    share_messages,
     trade_requests,
 )
 from heterps_core.embeddings.row_kernels import kernels_for
@@ -153,19 +154,16 @@ class ShardedTable:
         if looked_up is None:
             assert rows_BS is not None
             looked_up = self._unannounced(rows_BS)
-        if self.ids is not None and looked_up.exchange is not None:
-            self._find_rows(self.ids, looked_up.exchange)
+        if looked_up.exchange is not None:
+            for table, exchange in looked_up.exchange.of_batch:
+                table._find_rows(exchange)
         return _Lookup.apply(looked_up, self._anchor, before_BW, after_BV, dtype, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def apply_gradients(self, *, learning_rate: float) -> None:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
-        for exchange in self._trained:
-            gradients_UD = sum_by_row(
-                exchange.gradients, sum(exchange.sent_counts), self.dimension, self.bags
-            )
-            received_ND = self._send(gradients_UD, exchange.sent_counts, exchange.received_counts)
-            self._pending.append((exchange.local_rows[:, None], received_ND))
-            exchange.gradients, exchange.rows_UD = [], None
+        for trained in self._trained:
+            # The first table of a batch sends the gradients of all of them.
+            _send_gradients([(table, own) for table, own in trained.of_batch if own.gradients])
         self._trained.clear()
         self._num_updates += 1
         # Gradients that came from replicas are of single rows.
@@ -271,14 +269,14 @@ class ShardedTable:
         # The first look-up writes the rows of new ids to the answer.
         return LookupRows(found_BS, RowExchange(rows_BS, found_rows=found_BS))
 
-    def _find_rows(self, ids: IdIndex, exchange: RowExchange) -> None:
-        """Find the rows of an exchange's ids at its first look-up, and count that the ids were seen."""
-        if exchange.found_rows is not None:
+    def _find_rows(self, exchange: RowExchange) -> None:
+        """Find the rows of dynamic ids at the first look-up of a batch, and count that the ids were seen."""
+        if self.ids is not None and exchange.found_rows is not None:
             found_rows, exchange.found_rows = exchange.found_rows, None
             if torch.is_grad_enabled():
-                exchange.local_rows = ids.rows_seen(exchange.local_rows, self._changed_R, found_rows)
+                exchange.local_rows = self.ids.rows_seen(exchange.local_rows, self._changed_R, found_rows)
             else:
-                exchange.local_rows = ids.rows(exchange.local_rows, found_rows)
+                exchange.local_rows = self.ids.rows(exchange.local_rows, found_rows)
 
     def _shards(self) -> tuple[int, int]:
         """Return the number of shards, and which one is this replica's."""
@@ -341,26 +339,70 @@ class ShardedTable:
     def _fetched(self, exchange: RowExchange) -> Tensor:
         """Return the rows [U, D] that this replica requests, as they are now; only `apply_gradients` changes rows."""
         if exchange.rows_UD is None or exchange.num_updates != self._num_updates:
-            requested_ND = torch.empty(
-                len(exchange.local_rows), self.dimension, dtype=self._wire_dtype, device=self.device
-            )
-            copy_rows(self.weight_RD, exchange.local_rows[:, None], requested_ND)
-            exchange.rows_UD = self._send(requested_ND, exchange.received_counts, exchange.sent_counts)
-            exchange.num_updates = self._num_updates
+            _fetch_rows(exchange.of_batch)
+        assert exchange.rows_UD is not None
         return exchange.rows_UD
 
-    def _send(self, rows_UD: Tensor, sent_counts: Counts, received_counts: Counts) -> Tensor:
-        """Send consecutive rows to replicas in order, so many to each, and return the rows that they send."""
-        message = rows_UD.to(self._wire_dtype)
-        if self._cards_group is not None:
-            received = message.new_empty(sum(received_counts), self.dimension)
-            dist.all_to_all_single(received, message, received_counts, sent_counts, group=self._cards_group)
-        else:
-            assert self.peers is not None
-            received = self.peers.rows.exchange_rows(message.cpu(), sent_counts, received_counts)
-        num_away = len(rows_UD) - sent_counts[self._shard]
-        self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
-        return received.to(self.device, torch.float32)
+    def _requested(self, exchange: RowExchange) -> Tensor:
+        """Return copies of the rows [N, D] that replicas request."""
+        requested_ND = torch.empty(
+            len(exchange.local_rows), self.dimension, dtype=self._wire_dtype, device=self.device
+        )
+        copy_rows(self.weight_RD, exchange.local_rows[:, None], requested_ND)
+        return requested_ND
+
+
+def _fetch_rows(of_batch: Sequence[tuple[ShardedTable, RowExchange]]) -> None:
+    """Send replicas the rows that they request of some tables, and get those that this one requests."""
+    tables, exchanges = zip(*of_batch, strict=True)
+    rows = [table._requested(exchange) for table, exchange in of_batch]
+    sent, received = [each.received_counts for each in exchanges], [each.sent_counts for each in exchanges]
+    for table, exchange, rows_UD in zip(tables, exchanges, _sent(tables, rows, sent, received), strict=True):
+        exchange.rows_UD, exchange.num_updates = rows_UD, table._num_updates
+
+
+def _send_gradients(trained: Sequence[tuple[ShardedTable, RowExchange]]) -> None:
+    """Send the summed gradients of some tables to the owners of their rows, and get those of own rows."""
+    if not trained:
+        return
+    tables, exchanges = zip(*trained, strict=True)
+    rows = [
+        sum_by_row(exchange.gradients, sum(exchange.sent_counts), table.dimension, table.bags)
+        for table, exchange in trained
+    ]
+    sent, received = [each.sent_counts for each in exchanges], [each.received_counts for each in exchanges]
+    for table, exchange, rows_ND in zip(tables, exchanges, _sent(tables, rows, sent, received), strict=True):
+        table._pending.append((exchange.local_rows[:, None], rows_ND))
+        exchange.gradients, exchange.rows_UD = [], None
+
+
+def _sent(
+    tables: Sequence[ShardedTable],
+    rows: Sequence[Tensor],
+    sent_counts: Sequence[Counts],
+    received_counts: Sequence[Counts],
+) -> list[Tensor]:
+    """Send consecutive rows of tables to replicas in order, so many to each, and return the rows that they send."""
+    messages = [of_table.to(table._wire_dtype) for table, of_table in zip(tables, rows, strict=True)]
+    for table, counts in zip(tables, sent_counts, strict=True):
+        num_away = sum(counts) - counts[table._shard]
+        table.sent_bytes += num_away * table.dimension * table._wire_dtype.itemsize
+    group, peers = tables[0]._cards_group, tables[0].peers
+    if group is None:
+        assert peers is not None
+        arrived = peers.rows.exchange_rows(
+            [message.cpu() for message in messages], sent_counts, received_counts
+        )
+    else:
+        arrived = [
+            message.new_empty(sum(counts), message.shape[1])
+            for message, counts in zip(messages, received_counts, strict=True)
+        ]
+        for each, message, received, sent in zip(
+            arrived, messages, received_counts, sent_counts, strict=True
+        ):
+            dist.all_to_all_single(each, message, received, sent, group=group)
+    return [each.to(table.device, torch.float32) for table, each in zip(tables, arrived, strict=True)]
 
 
 def exchange_row_numbers(lookups: Sequence[tuple[ShardedTable, Tensor]]) -> list[LookupRows]:
@@ -375,20 +417,23 @@ def exchange_row_numbers(lookups: Sequence[tuple[ShardedTable, Tensor]]) -> list
     Raises:
         IndexError: A row is not in its table.
     """
-    peers = lookups[0][0].peers if lookups else None
+    tables = [table for table, _ in lookups]
+    peers = tables[0].peers if tables else None
     if peers is None:
-        return [table._announced_alone(rows_BS) for table, rows_BS in lookups]
-    distinct = [table._distinct(rows_BS) for table, rows_BS in lookups]
-    requests = [
-        (rows_U, table._counts_by_owner(rows_U))
-        for (table, _), (rows_U, _) in zip(lookups, distinct, strict=True)
-    ]
-    return [
-        LookupRows(to_device(torch.from_numpy(inverse_BS), table.device), table._exchange(*traded))
-        for (table, _), (_, inverse_BS), traded in zip(
-            lookups, distinct, trade_requests(requests, peers=peers.requests), strict=True
-        )
-    ]
+        announced = [table._announced_alone(rows_BS) for table, rows_BS in lookups]
+    else:
+        distinct = [table._distinct(rows_BS) for table, rows_BS in lookups]
+        requests = [
+            (rows_U, table._counts_by_owner(rows_U))
+            for table, (rows_U, _) in zip(tables, distinct, strict=True)
+        ]
+        traded = trade_requests(requests, peers=peers.requests)
+        announced = [
+            LookupRows(to_device(torch.from_numpy(inverse_BS), table.device), table._exchange(*own))
+            for table, (_, inverse_BS), own in zip(tables, distinct, traded, strict=True)
+        ]
+    share_messages(list(zip(tables, announced, strict=True)))
+    return announced
 
 
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:

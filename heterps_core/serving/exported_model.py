@@ -97,7 +97,7 @@ class _MappedTable(ShardedTable):
     """Rows of an exported model, which come into memory from its file when they are looked up."""
 
     def __init__(self, weights: Mapping[str, Tensor], bags: Bags | None, ids: IdLayout | None) -> None:
-        self.weight_RD, self.group, self.bags = weights["weight"], None, bags
+        self.weight_RD, self.peers, self.bags = weights["weight"], None, bags
         self.dimension = self.weight_RD.shape[1]
         self.ids = None
         if ids is not None:

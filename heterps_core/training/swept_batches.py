@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.row_exchange import LookupRows, RowExchange
+from heterps_core.embeddings.row_exchange import LookupRows, RowExchange, share_messages
 from heterps_core.embeddings.row_lists import Rows, union_of
 from heterps_core.embeddings.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -255,6 +255,7 @@ class _BatchFile:
             if isinstance(table, SweptTable):
                 of_batch = table.with_slots(of_batch, next(windows))
             announced.append((table, of_batch))
+        share_messages(announced)
         batch, first = [], 0
         for num_rows, columns, keys in parts:
             slice_ = ClickBatch.from_numpy(*columns)

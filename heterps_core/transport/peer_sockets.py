@@ -107,17 +107,29 @@ class PeerSockets:
         return cls(peers, ranks=ranks, layout=layout, silence_limit_s=silence_limit_s)
 
     def exchange_rows(
-        self, rows: Tensor, sent_counts: Sequence[int], received_counts: Sequence[int]
-    ) -> Tensor:
-        """Send consecutive rows to the members in order, so many to each, and return those that they send.
+        self,
+        rows: Sequence[Tensor],
+        sent_counts: Sequence[Sequence[int]],
+        received_counts: Sequence[Sequence[int]],
+    ) -> list[Tensor]:
+        """Send consecutive rows of some tensors to the members in order, and return the rows that they send.
+
+        Args:
+            rows: On the host.
+            sent_counts: How many rows of each tensor go to each member.
+            received_counts: How many rows each member sends for each tensor.
 
         Raises:
             LostWorkerError: A replica has ended, or was silent for too long.
         """
-        received = rows.new_empty(sum(received_counts), *rows.shape[1:])
-        sent, places = _pieces(rows, sent_counts), _pieces(received, received_counts)
-        places[self.member][:] = sent[self.member]
-        self._run(sent, {number: iter([places[number]]) for number in self._peers})
+        received = [
+            tensor.new_empty(sum(counts), *tensor.shape[1:])
+            for tensor, counts in zip(rows, received_counts, strict=True)
+        ]
+        sent, places = _by_member(rows, sent_counts), _by_member(received, received_counts)
+        for place, own in zip(places[self.member], sent[self.member], strict=True):
+            place[:] = own
+        self._run(sent, {number: iter(places[number]) for number in self._peers})
         return received
 
     def exchange_sized(self, sent: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
@@ -130,13 +142,15 @@ class PeerSockets:
             found[number] = content = memoryview(bytearray(int.from_bytes(size, "little")))
             yield content
 
-        framed = [memoryview(len(each).to_bytes(_SIZE_BYTES, "little") + each) for each in sent]
+        framed = [(memoryview(len(each).to_bytes(_SIZE_BYTES, "little")), memoryview(each)) for each in sent]
         self._run(framed, {number: parts(number) for number in self._peers})
         return found
 
-    def _run(self, sent: Sequence[memoryview], wanted: dict[int, Iterator[memoryview]]) -> None:
+    def _run(self, sent: Sequence[Sequence[memoryview]], wanted: dict[int, Iterator[memoryview]]) -> None:
         """Send bytes to each peer, and fill each peer's buffers, in order."""
-        unsent = {number: sent[number] for number in self._peers if len(sent[number])}
+        unsent = {
+            number: parts for number in self._peers if (parts := [part for part in sent[number] if part])
+        }
         unfilled = {
             number: buffer for number in self._peers if (buffer := _next_of(wanted[number])) is not None
         }
@@ -162,15 +176,20 @@ class PeerSockets:
                 else:
                     waiting.unregister(file)
 
-    def _send(self, number: int, unsent: dict[int, memoryview]) -> None:
+    def _send(self, number: int, unsent: dict[int, list[memoryview]]) -> None:
         """Send a peer what its connection takes."""
+        parts = unsent[number]
         try:
-            unsent[number] = unsent[number][self._peers[number].send(unsent[number]) :]
+            count = self._peers[number].sendmsg(parts)
         except BlockingIOError:
             return
         except OSError as error:
             raise self._lost(number, has_ended=True) from error
-        if not len(unsent[number]):
+        while parts and count >= len(parts[0]):
+            count -= len(parts.pop(0))
+        if parts:
+            parts[0] = parts[0][count:]
+        else:
             del unsent[number]
 
     def _fill(self, number: int, unfilled: dict[int, memoryview], wanted: Iterator[memoryview]) -> None:
@@ -198,8 +217,12 @@ class PeerSockets:
         )
 
 
+def _by_member(rows: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[memoryview, ...]]:
+    """Return by member the bytes of its rows in each tensor, where they lie."""
+    return list(zip(*map(_pieces, rows, counts), strict=True))
+
+
 def _pieces(rows: Tensor, counts: Sequence[int]) -> list[memoryview]:
-    """Return the bytes of consecutive rows in pieces, where they lie."""
     content = rows.view(torch.uint8).numpy().reshape(-1).data
     row_bytes = rows.itemsize * math.prod(rows.shape[1:])
     ends = accumulate((row_bytes * count for count in counts), initial=0)
@@ -211,7 +234,7 @@ def _next_of(wanted: Iterator[memoryview]) -> memoryview | None:
     return next((buffer for buffer in wanted if len(buffer)), None)
 
 
-def _events(number: int, unsent: dict[int, memoryview], unfilled: dict[int, memoryview]) -> int:
+def _events(number: int, unsent: dict[int, list[memoryview]], unfilled: dict[int, memoryview]) -> int:
     return (select.POLLOUT if number in unsent else 0) | (select.POLLIN if number in unfilled else 0)
 
 

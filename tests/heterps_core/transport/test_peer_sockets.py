@@ -38,9 +38,11 @@ def exchange_all(rank: int) -> list[bool]:
         sent = [rows_of(rank, other, step) for other in members]
         expected = torch.cat([rows_of(other, rank, step) for other in members])
         counts = [len(rows_of(other, rank, step)) for other in members]
-        received = sockets.exchange_rows(torch.cat(sent), [len(rows) for rows in sent], counts)
+        own = torch.full((NUM_MEMBERS, 3), float(rank)).bfloat16()
+        received, halves = sockets.exchange_rows(
+            [torch.cat(sent), own], [[len(rows) for rows in sent], [1] * 3], [counts, [1] * 3]
+        )
         found.append(torch.equal(received, expected))
-        halves = sockets.exchange_rows(torch.full((NUM_MEMBERS, 3), float(rank)).bfloat16(), [1] * 3, [1] * 3)
         found.append(halves[:, 0].tolist() == [0.0, 1.0, 2.0])
         answers = sockets.exchange_sized([rows.numpy().tobytes() for rows in sent])
         found.append(b"".join(bytes(answer) for answer in answers) == expected.numpy().tobytes())
