@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
@@ -79,6 +80,9 @@ class TablePeers(NamedTuple):
     rows: PeerSockets
     """For rows and gradients."""
 
+    cards_group: ProcessGroup | None = None
+    """For rows and gradients on CUDA devices."""
+
     @classmethod
     def connect(
         cls,
@@ -86,18 +90,32 @@ class TablePeers(NamedTuple):
         *,
         layout: RankLayout | None = None,
         silence_limit_s: float = SILENCE_LIMIT_S,
+        cards_group: ProcessGroup | None = None,
     ) -> TablePeers:
         """Connect the members of a group; raises and takes what `PeerSockets.connect` does.
 
         Args:
             silence_limit_s: Longest wait for rows. Reading batches ahead may take a replica longer.
+            cards_group: The same members, joined by NCCL.
         """
-        return cls(
-            *(
-                PeerSockets.connect(group, layout=layout, silence_limit_s=limit_s)
-                for limit_s in (max(START_LIMIT_S, silence_limit_s), silence_limit_s)
-            )
+        requests, rows = (
+            PeerSockets.connect(group, layout=layout, silence_limit_s=limit_s)
+            for limit_s in (max(START_LIMIT_S, silence_limit_s), silence_limit_s)
         )
+        return cls(requests, rows, cards_group)
+
+    def exchange(
+        self, rows: Sequence[Tensor], sent_counts: Sequence[Counts], received_counts: Sequence[Counts]
+    ) -> list[Tensor]:
+        """Do what `PeerSockets.exchange_rows` does, for tensors on any device; those of CUDA devices stay there."""
+        if self.cards_group is None:
+            arrived = self.rows.exchange_rows([each.cpu() for each in rows], sent_counts, received_counts)
+            return [found.to(each.device) for found, each in zip(arrived, rows, strict=True)]
+        arrived = []
+        for each, sent, received in zip(rows, sent_counts, received_counts, strict=True):
+            arrived.append(each.new_empty(sum(received), *each.shape[1:]))
+            dist.all_to_all_single(arrived[-1], each, received, sent, group=self.cards_group)
+        return arrived
 
 
 def share_messages(announced: Sequence[tuple[ShardedTable, LookupRows]]) -> None:

@@ -16,9 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU, to_device
 from heterps_core.data.features import BUCKET_ROWS, KEY_BITS
@@ -52,7 +50,6 @@ class ShardedTable:
         initial_standard_deviation: Of the initial values.
         peers: Replicas that share the table by messages; None for one process.
         device: Where the shard lies, and what is looked up goes to.
-        cards_group: The same replicas, for rows and gradients on CUDA devices.
         bags: Which rows of a sample are pooled; None where each row is returned as it is.
         wire_dtype: Of the rows and gradients that replicas send each other: float32 or bfloat16.
         ids: Where the table has the rows of dynamic ids, which are then looked up in the place of row indices; a
@@ -71,7 +68,6 @@ class ShardedTable:
         initial_standard_deviation: float,
         peers: TablePeers | None = None,
         device: torch.device = CPU,
-        cards_group: ProcessGroup | None = None,
         bags: Bags | None = None,
         wire_dtype: torch.dtype = torch.float32,
         ids: IdLayout | None = None,
@@ -88,7 +84,6 @@ class ShardedTable:
         self.dimension = dimension
         self.optimizer = optimizer
         self.peers = peers
-        self._cards_group = cards_group
         self.num_shards, self._shard = self._shards()
         self._rows_multiple = 1 if ids is None else BUCKET_ROWS
         self.rows = shard_rows(num_rows, self.num_shards, self._shard, multiple=self._rows_multiple)
@@ -162,8 +157,7 @@ class ShardedTable:
     def apply_gradients(self, *, learning_rate: float) -> None:
         """Apply all gradients that arrived since the last call; once a step, after all backward passes."""
         for trained in self._trained:
-            # The first table of a batch sends the gradients of all of them.
-            _send_gradients([(table, own) for table, own in trained.of_batch if own.gradients])
+            _send_gradients(trained.of_batch)
         self._trained.clear()
         self._num_updates += 1
         # Gradients that came from replicas are of single rows.
@@ -349,60 +343,50 @@ class ShardedTable:
             len(exchange.local_rows), self.dimension, dtype=self._wire_dtype, device=self.device
         )
         copy_rows(self.weight_RD, exchange.local_rows[:, None], requested_ND)
+        self._count_sent(exchange.received_counts)
         return requested_ND
+
+    def _summed(self, exchange: RowExchange) -> Tensor:
+        """Return the gradients of the requested rows [U, D], summed over a batch."""
+        num_rows = sum(exchange.sent_counts)
+        summed_UD = sum_by_row(exchange.gradients, num_rows, self.dimension, self.bags)
+        self._count_sent(exchange.sent_counts)
+        return summed_UD.to(self._wire_dtype)
+
+    def _count_sent(self, counts: Counts) -> None:
+        num_away = sum(counts) - counts[self._shard]
+        self.sent_bytes += num_away * self.dimension * self._wire_dtype.itemsize
 
 
 def _fetch_rows(of_batch: Sequence[tuple[ShardedTable, RowExchange]]) -> None:
     """Send replicas the rows that they request of some tables, and get those that this one requests."""
-    tables, exchanges = zip(*of_batch, strict=True)
-    rows = [table._requested(exchange) for table, exchange in of_batch]
-    sent, received = [each.received_counts for each in exchanges], [each.sent_counts for each in exchanges]
-    for table, exchange, rows_UD in zip(tables, exchanges, _sent(tables, rows, sent, received), strict=True):
-        exchange.rows_UD, exchange.num_updates = rows_UD, table._num_updates
+    peers = of_batch[0][0].peers
+    assert peers is not None
+    arrived = peers.exchange(
+        [table._requested(exchange) for table, exchange in of_batch],
+        [exchange.received_counts for _, exchange in of_batch],
+        [exchange.sent_counts for _, exchange in of_batch],
+    )
+    for (table, exchange), rows_UD in zip(of_batch, arrived, strict=True):
+        exchange.rows_UD, exchange.num_updates = rows_UD.float(), table._num_updates
 
 
-def _send_gradients(trained: Sequence[tuple[ShardedTable, RowExchange]]) -> None:
-    """Send the summed gradients of some tables to the owners of their rows, and get those of own rows."""
+def _send_gradients(of_batch: Sequence[tuple[ShardedTable, RowExchange]]) -> None:
+    """Send the owners of rows the gradients of some tables, and get those of own rows."""
+    trained = [(table, exchange) for table, exchange in of_batch if exchange.gradients]
     if not trained:
+        # Another table of the batch was updated before, and sent them.
         return
-    tables, exchanges = zip(*trained, strict=True)
-    rows = [
-        sum_by_row(exchange.gradients, sum(exchange.sent_counts), table.dimension, table.bags)
-        for table, exchange in trained
-    ]
-    sent, received = [each.sent_counts for each in exchanges], [each.received_counts for each in exchanges]
-    for table, exchange, rows_ND in zip(tables, exchanges, _sent(tables, rows, sent, received), strict=True):
-        table._pending.append((exchange.local_rows[:, None], rows_ND))
+    peers = trained[0][0].peers
+    assert peers is not None
+    arrived = peers.exchange(
+        [table._summed(exchange) for table, exchange in trained],
+        [exchange.sent_counts for _, exchange in trained],
+        [exchange.received_counts for _, exchange in trained],
+    )
+    for (table, exchange), rows_ND in zip(trained, arrived, strict=True):
+        table._pending.append((exchange.local_rows[:, None], rows_ND.float()))
         exchange.gradients, exchange.rows_UD = [], None
-
-
-def _sent(
-    tables: Sequence[ShardedTable],
-    rows: Sequence[Tensor],
-    sent_counts: Sequence[Counts],
-    received_counts: Sequence[Counts],
-) -> list[Tensor]:
-    """Send consecutive rows of tables to replicas in order, so many to each, and return the rows that they send."""
-    messages = [of_table.to(table._wire_dtype) for table, of_table in zip(tables, rows, strict=True)]
-    for table, counts in zip(tables, sent_counts, strict=True):
-        num_away = sum(counts) - counts[table._shard]
-        table.sent_bytes += num_away * table.dimension * table._wire_dtype.itemsize
-    group, peers = tables[0]._cards_group, tables[0].peers
-    if group is None:
-        assert peers is not None
-        arrived = peers.rows.exchange_rows(
-            [message.cpu() for message in messages], sent_counts, received_counts
-        )
-    else:
-        arrived = [
-            message.new_empty(sum(counts), message.shape[1])
-            for message, counts in zip(messages, received_counts, strict=True)
-        ]
-        for each, message, received, sent in zip(
-            arrived, messages, received_counts, sent_counts, strict=True
-        ):
-            dist.all_to_all_single(each, message, received, sent, group=group)
-    return [each.to(table.device, torch.float32) for table, each in zip(tables, arrived, strict=True)]
 
 
 def exchange_row_numbers(lookups: Sequence[tuple[ShardedTable, Tensor]]) -> list[LookupRows]:

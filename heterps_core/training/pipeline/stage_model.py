@@ -113,7 +113,12 @@ def build_stage_model(
     link = place.link if config.embedding_memory_bytes is None and features.dynamic_ids is None else None
     peers = None
     if place.group is not None and link is None and any(isinstance(each, SlotEmbedding) for _, each in named):
-        peers = TablePeers.connect(place.group, layout=place.layout, silence_limit_s=place.silence_limit_s)
+        peers = TablePeers.connect(
+            place.group,
+            layout=place.layout,
+            silence_limit_s=place.silence_limit_s,
+            cards_group=place.cards_group,
+        )
     cold_places = _cold_rows_places(dict(named), config, place, scratch=scratch)
     for name, layer in named:
         if isinstance(layer, SlotEmbedding):
@@ -124,7 +129,6 @@ def build_stage_model(
                 peers=peers,
                 link=link,
                 device=place.device,
-                cards_group=place.cards_group,
                 cold_rows=cold_places.get(name),
                 wire_dtype=getattr(torch, config.wire_dtype),
                 day=config.day_number,
