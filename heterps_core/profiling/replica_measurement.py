@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
+from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER
@@ -113,7 +114,8 @@ def time_steps(
     optimizer = get_row_optimizer("rowwise-adagrad")()
     whole: dict[str, Any] = {"name": "measured", "dimension": width, "optimizer": optimizer, "seed": 0}
     num_rows = ROWS_PER_COLUMN * NUM_COLUMNS
-    table = ShardedTable(num_rows=num_rows, initial_standard_deviation=0.1, group=group, **whole)
+    peers = None if group is None else TablePeers.connect(group)
+    table = ShardedTable(num_rows=num_rows, initial_standard_deviation=0.1, peers=peers, **whole)
     size = (NUM_BATCHES, BATCH_SIZE // num_processes, NUM_COLUMNS)
     drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, size)
     batches = torch.from_numpy(drawn + ROWS_PER_COLUMN * np.arange(NUM_COLUMNS))

@@ -101,9 +101,9 @@ def make_loop(
     case: Case, folder: Path, *, batch_size: int, on_step: Any, num_replicas: int = 1, replica: int = 0
 ) -> TrainingLoop:
     """Return the loop of a worker that trains a case."""
-    group, ids_group = None, None
+    group = None
     if num_replicas > 1:
-        group, ids_group = dist.new_group(), dist.new_group()
+        group = dist.new_group()
     config = TrainingConfig(
         batch_size=batch_size,
         num_microbatches=1,
@@ -113,9 +113,7 @@ def make_loop(
         embedding_memory_bytes=case.memory_bytes if case.kind == "swept" else None,
     )
     stages = [Stage(0, LAST_LAYER, "cpu", num_replicas)]
-    place = StagePlace(
-        layout=RankLayout((tuple(range(num_replicas)),)), replica=replica, group=group, ids_group=ids_group
-    )
+    place = StagePlace(layout=RankLayout((tuple(range(num_replicas)),)), replica=replica, group=group)
     dataset = ZipfClicks(case.ids, batch_size, make_features(case.num_rows))
     run = RunDirectory(str(folder))
     return TrainingLoop.of("ctrdnn", dataset, config, stages, place, run=run, scratch=folder, on_step=on_step)
