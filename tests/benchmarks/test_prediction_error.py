@@ -1,10 +1,10 @@
 import os
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models import PAPER_MODELS
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import check_stages_cover_chain
 from tests.benchmarks.prediction_error import (
+    MODELS,
     REPLICAS,
     Window,
     busy_core_seconds,
@@ -20,7 +20,7 @@ def test_every_model_and_all_replica_counts_are_drawn():
     plans = draw_plans(FEATURES, num_plans=20, seed=3)
 
     assert len(plans) == 20
-    assert {plan.model for plan in plans} == set(PAPER_MODELS)
+    assert {plan.model for plan in plans} == set(MODELS)
     assert {plan.replicas for plan in plans} == set(REPLICAS)
 
 
@@ -47,7 +47,7 @@ def test_work_of_this_process_shows_in_its_own_and_in_that_of_the_machine():
 
 
 def test_windows_count_from_the_least_disturbed_on():
-    windows = [Window(others, [0.5, 0.5]) for others in (0.3, 0.0, 0.2, 0.1)]
+    windows = [Window(others, [0.5, 0.5], 1.0) for others in (0.3, 0.0, 0.2, 0.1)]
 
     assert [window.others for window in least_disturbed(windows, seconds=1.5)] == [0.0, 0.1]
     assert len(least_disturbed(windows, seconds=9.0)) == 4
