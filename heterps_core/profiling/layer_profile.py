@@ -194,13 +194,10 @@ class LayerProfile(JsonDocument):
 
     @property
     def busy_text(self) -> str:
-        """What a busy machine means for the times, in one line; empty where it was idle."""
+        """How busy this machine was, in one line; empty where it was idle. Times are those of an idle machine."""
         if not self.was_busy:
             return ""
-        return (
-            f"this machine was busy while layers were timed ({self.clock_over_processor:.1f} s passed for a second "
-            "on a core): predicted speeds are of an idle one, up to a fifth too slow"
-        )
+        return f"others used the cores while layers were timed: {self.clock_over_processor:.1f} s for 1 s of work"
 
     @property
     def general_share(self) -> float:

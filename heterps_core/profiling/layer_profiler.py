@@ -49,7 +49,7 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.units import BYTES_PER_FLOAT32
 
-_MACHINE_SPEED_BUDGET_S = 0.4
+_MACHINE_SPEED_BUDGET_S = 0.2
 
 PROFILED_TABLE_BYTES = 512 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the

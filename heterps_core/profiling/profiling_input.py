@@ -6,6 +6,7 @@ Shapes: B = rows of a batch, S = slots.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +43,7 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
         labels = generator.integers(0, 2, (num_rows, features.num_labels)).astype(np.float32)
         batch = ClickBatch.from_numpy(dense, ids, labels)
     else:
-        dataset = PreparedDataset.open(request.dataset)
+        dataset = _opened(request.dataset)
         # Wraps around where the data set has fewer rows.
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
         batch = dataset.batch(rows)
@@ -50,6 +51,12 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
             batch = replace(batch, ids=_wrapped(batch.ids, features))
     firsts = range(0, num_rows, request.batch_size)
     return [batch.rows(first, first + request.batch_size) for first in firsts]
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: str) -> PreparedDataset:
+    """Open a data set once for all batch sizes: each time its first row groups are decoded anew."""
+    return PreparedDataset.open(folder)
 
 
 class RowFeed:
@@ -63,7 +70,7 @@ class RowFeed:
 
     def __init__(self, request: ProfileRequest, features: FeatureSpec, batch_size: int) -> None:
         assert request.dataset is not None
-        self._dataset = PreparedDataset.open(request.dataset)
+        self._dataset = _opened(request.dataset)
         self._request, self._features, self._batch_size = request, features, batch_size
         self._num_read = 0
 

@@ -65,7 +65,7 @@ class PlanReport:
     """Layers whose work could not be counted; see `ModelGraph.uncounted_text`."""
 
     busy: str = ""
-    """What it means that this machine was busy while layers were timed; see `LayerProfile.busy_text`."""
+    """How busy this machine was while layers were timed; see `LayerProfile.busy_text`."""
 
     tables: Table
     """The categorical columns with their values, and how many collide."""
