@@ -1,10 +1,10 @@
 """What rows of a shared table cost a worker: processor time of a step without its dense layers, 1 to 24 replicas.
 
-Each replica is a process; they exchange rows by messages (gloo over loopback, no shared memory). A step is that of a
-pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand gradients
-back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More processes
-than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a worker,
-median of rounds, then of workers. "Others" are all threads but the main one and the feed's.
+Each replica is a process; they exchange rows by messages (sockets over loopback, no shared memory). A step is that of
+a pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand
+gradients back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More
+processes than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a
+worker, median of rounds, then of workers. "Others" are all threads but the main one and the feed's.
 """
 
 from __future__ import annotations

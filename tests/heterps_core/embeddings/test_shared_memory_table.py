@@ -33,7 +33,6 @@ def save_shard(rank: int) -> tuple[int, float]:
         optimizer=RowWiseAdagrad(),
         seed=3,
         initial_standard_deviation=1.0,
-        group=dist.group.WORLD,
         link=link,
     )
     with TemporaryDirectory() as folder:
