@@ -170,7 +170,7 @@ class PreparedDataset:
     def batch_rows(
         self,
         epoch: int,
-        batch_index: int,
+        batch_index: int | Int64Array,
         *,
         batch_size: int,
         seed: int,
@@ -178,8 +178,8 @@ class PreparedDataset:
     ) -> Int64Array:
         """Return the row indices at some positions of a global batch; None stands for all, 0..batch_size - 1.
 
-        Epochs and batches count from 0. Which rows a position holds does not depend on how many workers share the
-        batch.
+        Epochs and batches count from 0; each position may have a batch of its own [n]. Which rows a position holds
+        does not depend on how many workers share the batch.
 
         Raises:
             ConfigurationError: The batch or a position lies outside.
@@ -207,13 +207,19 @@ class PreparedDataset:
         return rows if positions is None else rows[positions]
 
     def _rows_of(
-        self, order: EpochOrder, batch_index: int, positions: npt.NDArray[Any] | None, *, first_row: int = 0
+        self,
+        order: EpochOrder,
+        batch_index: int | Int64Array,
+        positions: npt.NDArray[Any] | None,
+        *,
+        first_row: int = 0,
     ) -> Int64Array:
-        """Return rows of a batch, and begin to read those of a later one that lie in a bucket."""
+        """Return rows of a batch, and begin to read those of a later one where several threads read."""
         positions = np.arange(order.batch_size) if positions is None else positions
         if self._groups.num_threads > 1:
-            later = min(batch_index + STEPS_AHEAD, order.num_batches - 1)
-            coming = first_row + order.rows(later, positions)
+            later = min(int(np.max(batch_index)) + STEPS_AHEAD, order.num_batches - 1)
+            # Neighbours lie in the same row group, so a position of each lane names it.
+            coming = first_row + order.rows(later, positions[:: max(1, len(positions) // MAX_LANES)])
             for buffer in (self._rows, self._targets):
                 buffer.expect(coming)
         return first_row + order.rows(batch_index, positions)

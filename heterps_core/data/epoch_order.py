@@ -108,16 +108,17 @@ class EpochOrder:
             self._key = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]
             self._starts = self._permuted_starts()
 
-    def rows(self, batch_index: int, positions: npt.NDArray[Any]) -> Int64Array:
-        """Return the row indices [n] at positions [n] of a batch.
+    def rows(self, batch_index: int | Int64Array, positions: npt.NDArray[Any]) -> Int64Array:
+        """Return the row indices [n] at positions [n] of a batch, or of a batch for each position [n].
 
         Raises:
-            ConfigurationError: The batch or a position lies outside.
+            ConfigurationError: A batch or a position lies outside.
         """
-        if not 0 <= batch_index < self.num_batches:
+        lowest, highest = int(np.min(batch_index, initial=0)), int(np.max(batch_index, initial=0))
+        if lowest < 0 or highest >= self.num_batches:
             raise ConfigurationError(
                 f"batch_index must be in 0..{self.num_batches - 1} for {self._num_rows} rows in batches of "
-                f"{self.batch_size}, got {batch_index}"
+                f"{self.batch_size}, got {lowest if lowest < 0 else highest}"
             )
         positions = positions.astype(np.int64)
         if len(positions) and not 0 <= positions.min() <= positions.max() < self.batch_size:

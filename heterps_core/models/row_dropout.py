@@ -8,6 +8,8 @@ Shapes: B rows of a micro-batch, X values of a row.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -59,12 +61,17 @@ def keys_of_rows(rows_B: npt.NDArray[np.int64], *, seed: int, epoch: int) -> Ten
         seed: Of the training, at least 0.
         epoch: From 0.
     """
-    (key,) = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    key = _epoch_key(seed, epoch)
     # The finalizer of SplitMix64: Steele et al. 2014, "Fast Splittable Pseudorandom Number Generators".
     mixed_B = rows_B.astype(np.uint64) + key
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed_B = (mixed_B ^ (mixed_B >> np.uint64(shift))) * np.uint64(factor)
     return torch.from_numpy((mixed_B >> np.uint64(32)).astype(np.uint32).view(np.int32))
+
+
+@functools.cache
+def _epoch_key(seed: int, epoch: int) -> np.uint64:
+    return np.uint64(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0])
 
 
 def with_row_dropout(module: nn.Module) -> nn.Module:

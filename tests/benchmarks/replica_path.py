@@ -201,7 +201,8 @@ def seconds_of_step(model: str, place: StagePlace, drawn: list[ClickBatch], *, s
     runner = StageRunner(part, config, place)
     num_steps = WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND
     source = ReplicaBatches(ReadBatches(runner, drawn, config), config, part, runner)  # type: ignore[arg-type]
-    feed = BatchFeed(source.training_batch, [TrainingCursor(step=step) for step in range(num_steps)])
+    cursors = [TrainingCursor(epoch=step, step=step) for step in range(num_steps)]
+    feed = BatchFeed(source.training_batch, cursors)
     marks: list[Seconds] = []
     gradients: dict[torch.Size, Tensor] = {}
     for cursor, microbatches in feed:
@@ -214,7 +215,7 @@ def seconds_of_step(model: str, place: StagePlace, drawn: list[ClickBatch], *, s
 
 
 class ReadBatches:
-    """Stands for a prepared data set whose batches of a replica are in memory already, in turns."""
+    """Stands for a prepared data set of one batch an epoch; a replica's rows are in memory already, in turns."""
 
     def __init__(self, runner: StageRunner, drawn: list[ClickBatch], config: TrainingConfig) -> None:
         slices = runner.row_slices(config.batch_size, config.num_microbatches)
@@ -225,7 +226,11 @@ class ReadBatches:
         ]
         self._rows = rows
 
-    def batch_rows(self, epoch: int, batch_index: int, **others: object) -> npt.NDArray[np.int64]:
+    def num_batches(self, batch_size: int) -> int:
+        """Return the batches of an epoch."""
+        return 1
+
+    def batch_rows(self, epoch: int, batch_index: object, **others: object) -> npt.NDArray[np.int64]:
         """Return row numbers."""
         return self._rows
 

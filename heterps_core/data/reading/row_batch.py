@@ -64,7 +64,8 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     """
     columns = iter(record_batch.columns)
     targets = check_targets([next(columns) for _ in schema.target_columns], schema, is_padded=is_padded)
-    numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64)
+    # Column by column in memory, as columns are checked and transformed.
+    numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64, order="F")
     num_present = 0
     for index in range(len(schema.numeric_columns)):
         column = _as_numbers(next(columns), schema, is_padded=is_padded)

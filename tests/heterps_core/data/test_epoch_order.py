@@ -54,6 +54,16 @@ def test_neighbours_do_not_stay_neighbours():
         assert abs(np.corrcoef(taken[:-lag], taken[lag:])[0, 1]) < 5 / 5_000**0.5
 
 
+@pytest.mark.parametrize("seed", [None, 4])
+def test_several_batches_have_the_rows_that_each_has_alone(seed):
+    order = EpochOrder(uneven_starts(20), batch_size=32, seed=seed, epoch=1)
+    positions, steps = np.array([0, 31, 7]), np.array([2, 3, 9])
+
+    together = order.rows(np.repeat(steps, 3), np.tile(positions, 3))
+
+    assert together.tolist() == [row for step in steps for row in order.rows(int(step), positions).tolist()]
+
+
 @pytest.mark.parametrize("batch_size", [5, 7, 64, 1000, 2500])
 @pytest.mark.parametrize("num_groups", [1, 3, 90])
 def test_each_row_is_met_once_but_for_the_tail(batch_size, num_groups):
