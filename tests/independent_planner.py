@@ -69,7 +69,7 @@ def _trainers_seconds(
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
     shrunk = 1 - beta + beta * samples / pace
     carried = elsewhere * work.exchanging * shrunk
-    messages = 2 * work.num_sharded + 2 if work.num_sharded else 0
+    messages = 3 if work.num_sharded else 0
     meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)

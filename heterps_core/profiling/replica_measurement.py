@@ -1,8 +1,9 @@
 """Measures what the exchange of rows costs a replica's processor, by 2 to 16 processes of this machine over loopback.
 
 Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
-Each makes the steps of a table in the trainer, without layers beside it. More processes than cores take turns, so
-processor time is measured, of all threads; the least of some rounds is what other programs disturbed least.
+Each makes the steps of a table in the trainer, without layers beside it: a thread requests the rows of the next
+batch, and micro-batches look them up. More processes than cores take turns, so the processor time of all threads is
+measured; the least of some rounds is what other programs disturbed least.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup
 
-from heterps_core.compute_device import CPU
-from heterps_core.embeddings.row_exchange import TablePeers
+from heterps_core.embeddings.row_exchange import LookupRows, TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER
@@ -34,7 +34,7 @@ from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_
 from heterps_core.units import BYTES_PER_FLOAT32
 
 NUM_PROCESSES = (2, 4, 16)
-BATCH_SIZE, NUM_COLUMNS = 4096, 26
+BATCH_SIZE, NUM_MICROBATCHES, NUM_COLUMNS = 4096, 4, 26
 WIDTHS = (1, 16)
 """Of a row: what bytes cost is told from the cost of messages by rows of few bytes and of many."""
 
@@ -97,9 +97,11 @@ def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
         world_size=num_processes,
         timeout=TIMEOUT,
     )
+    assert dist.group.WORLD is not None
+    peers = TablePeers.connect(dist.group.WORLD)
     num_steps = max(WORKER_STEPS // num_processes, LEAST_ROUNDS)
     steps = [
-        time_steps(dist.group.WORLD, width, num_processes=num_processes, seed=rank, num_steps=num_steps)
+        time_steps(peers, width, num_processes=num_processes, seed=rank, num_steps=num_steps)
         for width in WIDTHS
     ]
     (folder / str(rank)).write_text(json.dumps(steps), encoding="utf-8")
@@ -108,31 +110,40 @@ def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
 
 
 def time_steps(
-    group: ProcessGroup | None, width: int, *, num_processes: int, seed: int, num_steps: int
+    peers: TablePeers | None, width: int, *, num_processes: int, seed: int, num_steps: int
 ) -> TableStep:
     """Return the least step of the rounds in this process, with its share of a batch and of the table's rows."""
     optimizer = get_row_optimizer("rowwise-adagrad")()
     whole: dict[str, Any] = {"name": "measured", "dimension": width, "optimizer": optimizer, "seed": 0}
     num_rows = ROWS_PER_COLUMN * NUM_COLUMNS
-    peers = None if group is None else TablePeers.connect(group)
     table = ShardedTable(num_rows=num_rows, initial_standard_deviation=0.1, peers=peers, **whole)
     size = (NUM_BATCHES, BATCH_SIZE // num_processes, NUM_COLUMNS)
     drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, size)
     batches = torch.from_numpy(drawn + ROWS_PER_COLUMN * np.arange(NUM_COLUMNS))
-    gradient = torch.full((size[1], NUM_COLUMNS * width), LEARNING_RATE, device=CPU)
     marks_s = []
-    for step in range(WARMUP_STEPS + num_steps + 1):
-        if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % (num_steps // LEAST_ROUNDS) == 0:
-            marks_s.append(time.process_time())
-        rows_BS = batches[step % NUM_BATCHES]
-        if table.looks_ahead:
-            table.expect(table.exchange_row_numbers(rows_BS))
-        table.lookup(rows_BS).backward(gradient)  # type: ignore[no-untyped-call]
-        table.apply_gradients(learning_rate=LEARNING_RATE)
+    with ThreadPoolExecutor(1) as feed:
+        ahead = feed.submit(table.exchange_row_numbers, batches[0])
+        for step in range(WARMUP_STEPS + num_steps + 1):
+            if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % (num_steps // LEAST_ROUNDS) == 0:
+                marks_s.append(time.process_time())
+            announced = ahead.result()
+            ahead = feed.submit(table.exchange_row_numbers, batches[(step + 1) % NUM_BATCHES])
+            _take_step(table, announced, size[1])
     num_distinct = np.mean([len(torch.unique(rows_BS)) for rows_BS in batches])
     least_s = min(after - before for before, after in pairwise(marks_s)) / (num_steps // LEAST_ROUNDS)
     bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * width * BYTES_PER_FLOAT32
     return TableStep(float(num_distinct) * bytes_per_row, least_s)
+
+
+def _take_step(table: ShardedTable, announced: LookupRows, num_rows: int) -> None:
+    part = num_rows // NUM_MICROBATCHES
+    found = []
+    for first in range(0, num_rows, part):
+        table.expect(announced.part(first, first + part))
+        found.append(table.lookup(None))
+    for rows_BX in found:
+        rows_BX.backward(torch.full_like(rows_BX, LEARNING_RATE))  # type: ignore[no-untyped-call]
+    table.apply_gradients(learning_rate=LEARNING_RATE)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import numpy as np
 
 from heterps_core.json_codec import JsonDocument, JsonForm
 
-MESSAGES_OF_TABLE = 4
-"""n of a stage with one table: counts, row indices, rows, gradients."""
+MESSAGES_OF_STEP = 3
+"""n, whatever the number of tables: requests, rows, gradients (`embeddings/row_exchange.py`)."""
 
 MOST_RELATIVE_ERROR = 0.2
 """Largest error of a law that counts for long: 0.06 to 0.11 in four measurements at a load of 7 on 2 cores."""
@@ -72,7 +72,7 @@ def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPa
 
     Example:
         >>> samples = [
-        ...     PathSample(k, b, 0.001, 0.001 + 4 * (2e-4 + 5e-5 * (k - 1)) + 1e-9 * b)
+        ...     PathSample(k, b, 0.001, 0.001 + 3 * (2e-4 + 5e-5 * (k - 1)) + 1e-9 * b)
         ...     for k, b in ((2, 8e5), (4, 1e5), (8, 2e5))
         ... ]
         >>> path = fitted_path(samples, measured_at="")
@@ -80,7 +80,7 @@ def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPa
         [200.0, 50.0, 0.001]
     """
     replicas, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
-    messages = np.full(replicas.size, float(MESSAGES_OF_TABLE))
+    messages = np.full(replicas.size, float(MESSAGES_OF_STEP))
     terms = np.stack([messages, messages * (replicas - 1), num_bytes], axis=1) / seconds[:, None]
     wanted = (seconds - alone) / seconds
     found, least = np.zeros(3), float(wanted @ wanted)

@@ -41,6 +41,7 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.profiling.replica_path import MESSAGES_OF_STEP
 from heterps_core.training.job import default_microbatches, delayed_microbatches
 
 FORWARD_SHARE = 1 / 3
@@ -109,12 +110,8 @@ def num_microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:
 
 
 def num_messages(num_tables: Any) -> Any:
-    """Return n, the messages in which a stage of so many sharded layers exchanges rows in a step.
-
-    Counts and row indices of all tables are a message each, rows and gradients one for each table
-    (`embeddings/row_exchange.py`).
-    """
-    return 2 * (num_tables > 0) + 2 * num_tables
+    """Return n, the messages in which a stage of so many sharded layers exchanges rows in a step."""
+    return MESSAGES_OF_STEP * (num_tables > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ def _in_memory(
         exchanged_bytes = sum(layer.exchanged_bytes for layer in layers) * (1 - beta + beta * scale / k)
         of_one = unit.exchange_seconds + unit.exchange_seconds_per_peer * (k - 1)
         num_tables = sum(layer.is_sharded for layer in layers)
-        handling = of_one * (2 + 2 * num_tables if num_tables else 0)
+        handling = of_one * (3 if num_tables else 0)
         handling += exchanged_bytes * unit.exchange_seconds_per_byte
     return (
         work * (m * (1 - alpha) + alpha * scale / k),

@@ -5,13 +5,13 @@ import pytest
 
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import measure_replica_path
-from heterps_core.profiling.replica_path import MESSAGES_OF_TABLE, PathSample, ReplicaPath, fitted_path
+from heterps_core.profiling.replica_path import MESSAGES_OF_STEP, PathSample, ReplicaPath, fitted_path
 from tests.heterps_core.profiling.builders import make_profile
 
 
 def sample(num_replicas, num_bytes, law, *, factor=1.0):
     message, peer, byte = law
-    exchange = MESSAGES_OF_TABLE * (message + peer * (num_replicas - 1)) + byte * num_bytes
+    exchange = MESSAGES_OF_STEP * (message + peer * (num_replicas - 1)) + byte * num_bytes
     return PathSample(num_replicas, num_bytes, 1e-3, factor * (1e-3 + exchange))
 
 

@@ -59,7 +59,6 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
         computing += layer.compute_seconds[stage.device_type]
         if layer.is_sharded:
             exchanging += layer.communication_seconds[stage.device_type]
-            handling += 2 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
             handling += (
                 layer.exchanged_bytes * unit.exchange_seconds_per_byte * (1 - beta + beta * samples / k)
             )
@@ -74,7 +73,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
     if any(layer.is_sharded for layer in layers):
-        handling += 2 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
+        handling += 3 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
     exchange = to_others * exchanging * (1 - beta + beta * samples / k)
     if k > 1 or problem.single_replica_communicates:
         exchange += handling
