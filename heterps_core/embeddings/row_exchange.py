@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Counts = list[int]
 
-ROW_INDEX_BYTES = 8
+_ROW_INDEX_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RowExchange:
     """Rows of this shard that are requested, by replica."""
 
     found_rows: Tensor | None = None
-    """With dynamic ids the answer of `IdIndex.find` for `local_rows`, until the first look-up."""
+    """The answer of `IdIndex.find` for `local_rows` with dynamic ids, until the first look-up."""
 
     rows_UD: Tensor | None = None
     """The requested rows as they were after `num_updates` updates of the table."""
@@ -59,7 +59,7 @@ class RowExchange:
 
 @dataclass(frozen=True, slots=True)
 class LookupRows:
-    """What a look-up reads."""
+    """The rows that a look-up reads."""
 
     rows_BS: Tensor
     """Positions in the requested rows of the exchange; without replicas rows of the shard in memory."""
@@ -67,7 +67,7 @@ class LookupRows:
     exchange: RowExchange | None = None
 
     def part(self, first: int, stop: int) -> LookupRows:
-        """Return what samples first..stop - 1 read, of the same exchange."""
+        """Return the rows that samples first..stop - 1 read, of the same exchange."""
         return LookupRows(self.rows_BS[first:stop], self.exchange)
 
 
@@ -139,7 +139,7 @@ def trade_requests(
     num_tables = len(requests)
     counts_PT = np.stack([counts_P for _, counts_P in requests], axis=1)
     contents = [rows_U.view(np.uint8).data for rows_U, _ in requests]
-    ends = [accumulate(ROW_INDEX_BYTES * counts_P, initial=0) for _, counts_P in requests]
+    ends = [accumulate(_ROW_INDEX_BYTES * counts_P, initial=0) for _, counts_P in requests]
     pieces = [
         [content[first:stop] for first, stop in pairwise(own)]
         for content, own in zip(contents, ends, strict=True)

@@ -47,14 +47,14 @@ class ShardedTable:
         dimension: Width of a row (D).
         optimizer: Applies gradients to rows.
         seed: Seed of the training run.
-        initial_standard_deviation: Of the initial values.
+        initial_standard_deviation: Standard deviation of the initial values.
         peers: Replicas that share the table by messages; None for one process.
-        device: Where the shard lies, and what is looked up goes to.
-        bags: Which rows of a sample are pooled; None where each row is returned as it is.
-        wire_dtype: Of the rows and gradients that replicas send each other: float32 or bfloat16.
-        ids: Where the table has the rows of dynamic ids, which are then looked up in the place of row indices; a
-            look-up that is trained gives new ones a row. Shards have whole buckets.
-        day: On which ids are seen.
+        device: Device of the shard and of looked-up rows.
+        bags: Groups of rows that are pooled; None to return each row.
+        wire_dtype: Type of the rows and gradients that replicas send each other: float32 or bfloat16.
+        ids: Layout of dynamic ids, which look-ups then take instead of row indices. In training a look-up gives new
+            ids a row. Shards have whole buckets.
+        day: Day on which ids are seen.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ShardedTable:
     ) -> None:
         self.name = name
         self.sent_bytes = 0
-        """In rows and gradients, to other replicas."""
+        """Bytes of rows and gradients that this replica has sent to others."""
 
         self._wire_dtype = wire_dtype
         self.bags = bags
@@ -107,7 +107,7 @@ class ShardedTable:
 
     @property
     def looks_ahead(self) -> bool:
-        """Rows are requested, or those of dynamic ids found, before a look-up; see `exchange_row_numbers`."""
+        """A look-up must be announced to the owners of rows, or to the index of dynamic ids, to be fast."""
         return self.peers is not None or self.ids is not None
 
     def exchange_row_numbers(self, rows_BS: Tensor) -> LookupRows:
@@ -115,7 +115,7 @@ class ShardedTable:
         return exchange_row_numbers([(self, rows_BS)])[0]
 
     def expect(self, announced: LookupRows) -> None:
-        """Let the next look-up read what was announced for it, or for a part of its batch."""
+        """Let the next look-up read announced rows."""
         self._expected = announced
 
     @property
@@ -136,8 +136,8 @@ class ShardedTable:
         Args:
             rows_BS: Row indices [B, S] of the whole table, or dynamic ids, int64; None where they are announced.
             before_BW: Columns to put before the rows.
-            after_BV: Columns to put after them; they get no gradient.
-            dtype: Of what is returned, float32 or bfloat16; the table stays float32.
+            after_BV: Columns to put after the rows; they get no gradient.
+            dtype: Type of the result, float32 or bfloat16; the table stays float32.
 
         Returns:
             Tensor [B, W + X + V].

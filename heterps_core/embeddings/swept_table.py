@@ -61,12 +61,12 @@ class ColdRowsPlace:
 class SweptTable(ShardedTable):
     """The shard of one replica, of which some rows are in memory.
 
-    Each look-up must be announced: `exchange_row_numbers` before its window is planned, `with_slots` once the window
-    has been swept in, and `expect` right before it.
+    Each look-up must be announced: by `exchange_row_numbers` before its window is planned, by `with_slots` after the
+    window has been swept in, and by `expect` right before the look-up.
 
     Args:
-        place: Of the rows that are not in memory.
-        others: What `ShardedTable` takes.
+        place: Where the rows are that are not in memory.
+        others: Arguments of `ShardedTable`.
 
     Raises:
         ConfigurationError: The folder has no room for the rows.

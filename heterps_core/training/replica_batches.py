@@ -135,7 +135,7 @@ class _Block(NamedTuple):
 
 
 class ReplicaBatches:
-    """Reads the rows of one replica, cut into micro-batches, and exchanges what they look up.
+    """Reads the rows of one replica, cuts them into micro-batches, and requests the table rows of each batch.
 
     Args:
         dataset: Has the rows.
@@ -155,7 +155,7 @@ class ReplicaBatches:
         self._block = _Block(0, range(0), np.empty(0, dtype=np.int64), _NO_ROWS)
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
-        """Read this replica's rows of a batch, cut them into micro-batches, and exchange what they look up.
+        """Read this replica's rows of a batch, cut them into micro-batches, and request the table rows.
 
         All replicas of a stage must do so for the same batches in the same order.
 

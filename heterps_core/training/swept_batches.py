@@ -38,7 +38,7 @@ LARGEST_INT32 = 2**31 - 1
 
 
 class SweptBatches:
-    """Hands out batches whose rows are in memory. Within its `with` block steps follow; `close` comes after it.
+    """Hands out batches whose rows are in memory. Steps run within its `with` block; `close` comes after the block.
 
     Args:
         batches: In order; each with the exchanges of all look-ups in swept tables. They are read on the thread that

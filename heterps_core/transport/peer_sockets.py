@@ -46,7 +46,7 @@ class PeerSockets:
 
     Attributes:
         member: Number of this replica.
-        num_members: Of the stage.
+        num_members: Number of the replicas.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class PeerSockets:
         """Connect the members of a group; all of them call it.
 
         Args:
-            layout: Of all workers, for messages about lost ones; by default the members are one stage.
+            layout: Ranks of all workers, for messages about lost ones; by default the members are one stage.
             silence_limit_s: Longest wait for another replica.
 
         Raises:

@@ -67,7 +67,7 @@ class MicroBatch:
     """This replica's slice."""
 
     announced: Sequence[tuple[ShardedTable, LookupRows]] = ()
-    """For tables whose owners know already which rows this slice looks up, what each is to expect."""
+    """Rows that this slice looks up, by table, where the owners of the rows know them already."""
 
     row_keys: Tensor | None = None
     """Keys of the slice's rows, for dropout; see `RowDropout`."""
@@ -97,7 +97,7 @@ class StageRunner:
     Args:
         model: The layers of the stage; embeddings have their tables.
         config: Says in what layers multiply, what crosses between stages, and when batches are updated.
-        place: Of this replica.
+        place: Place of this replica in the plan.
         warmup_per_stage: See `pipeline_schedule`; the same for all stages.
     """
 
@@ -167,9 +167,10 @@ class StageRunner:
         """Run forward and backward passes of a batch and begin to sum its gradients over replicas.
 
         Args:
-            microbatches: Of the batch, in order.
-            following: Of the next call, where it is known to be one of this method with these; what comes first is
-                then received while this step ends and, with delayed updates, computed. Empty drains the pipeline.
+            microbatches: The micro-batches of the batch, in order.
+            following: The micro-batches of the next call of this method, if they are known. The stage then receives
+                the first of them while this step ends and, with delayed updates, computes with them. Empty drains the
+                pipeline.
 
         Returns:
             An iterator, which must be run to its end, over the batches that may be updated: this one; with delayed
