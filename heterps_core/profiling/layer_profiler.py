@@ -134,6 +134,7 @@ def _times(
     batches = {"whole": whole_batches, "half": [batch.rows(0, half_size) for batch in whole_batches]}
     started_s, used_s = time.perf_counter(), time.process_time()
     times: dict[str, Timing] = {}
+    feed_ms: dict[str, float] = {}
     for size, parts in batches.items():
         feed = None if request.dataset is None else RowFeed(request, features, len(parts[0].labels))
         # Steps follow each other, as in training: other phases in between would take the caches.
@@ -142,6 +143,8 @@ def _times(
             step_phases(request, model, parts, feed, size),
         ):
             times |= time_phases(phases, budget_s=request.budget_s / 4, clock=clock_of(model.device))
+        if feed is not None:
+            feed_ms[size] = times[f"{size}/feed"].median_ms / feed.num_at_once
     clock_s, processor_s = time.perf_counter() - started_s, time.process_time() - used_s
     timings: dict[str, list[LayerTiming]] = {}
     sums: dict[str, float] = {}
@@ -152,7 +155,7 @@ def _times(
         timings[size] = [timing.scaled(1 / sums[size]) for timing in alone]
     if request.dataset is not None:
         # The first layer is an embedding, whose stage reads the rows.
-        fed = _with_feed(timings["whole"][0], timings["half"][0], times, (request.batch_size, half_size))
+        fed = _with_feed(timings["whole"][0], timings["half"][0], feed_ms, (request.batch_size, half_size))
         timings["whole"][0], timings["half"][0] = fed
     is_on_one_core = model.device == CPU and request.num_threads == 1
     return {
@@ -164,10 +167,10 @@ def _times(
 
 
 def _with_feed(
-    whole: LayerTiming, half: LayerTiming, times: Mapping[str, Timing], sizes: tuple[int, int]
+    whole: LayerTiming, half: LayerTiming, feed_ms: Mapping[str, float], sizes: tuple[int, int]
 ) -> tuple[LayerTiming, LayerTiming]:
     """Return the timings of a layer whose stage reads rows, with the part of it that grows with them and the rest."""
-    whole_ms, half_ms = times["whole/feed"].median_ms, times["half/feed"].median_ms
+    whole_ms, half_ms = feed_ms["whole"], feed_ms["half"]
     row_ms = min(max((whole_ms - half_ms) / (sizes[0] - sizes[1]), 0.0), whole_ms / sizes[0])
     start_ms = whole_ms - sizes[0] * row_ms
     return (

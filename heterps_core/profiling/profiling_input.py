@@ -17,6 +17,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import BUCKET_ROWS, MIN_SLOT_ROWS, MISSING_ROW, NO_ID, FeatureSpec
 from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.training.replica_batches import batches_at_once
 
 NUM_BATCHES = 8
 """Batches that are looked up in turn: the rows of a single one would stay in the caches."""
@@ -66,21 +67,34 @@ class RowFeed:
         request: Has a data set.
         features: As `click_batches`.
         batch_size: Rows of a batch; a data set of fewer rows gives them more than once.
+
+    Attributes:
+        num_at_once: Batches that are read together.
     """
 
     def __init__(self, request: ProfileRequest, features: FeatureSpec, batch_size: int) -> None:
         assert request.dataset is not None
         self._dataset = _opened(request.dataset)
         self._request, self._features, self._batch_size = request, features, batch_size
+        self._size = min(batch_size, self._dataset.num_train_rows)
+        self._num_batches = self._dataset.num_batches(self._size)
+        self.num_at_once = min(batches_at_once(batch_size), self._num_batches)
         self._num_read = 0
 
     def next_batch(self) -> ClickBatch:
-        """Read the next batch; after the last one of an epoch the next epoch begins."""
-        size = min(self._batch_size, self._dataset.num_train_rows)
-        epoch, index = divmod(self._num_read, self._dataset.num_batches(size))
-        self._num_read += 1
-        rows = self._dataset.batch_rows(epoch, index, batch_size=size, seed=self._request.seed)
-        batch = self._dataset.batch(np.resize(rows, self._batch_size))
+        """Read as many batches as training reads at once, and return the first; the next epoch follows the last."""
+        epoch, first = divmod(self._num_read, self._num_batches)
+        indices = np.arange(first, min(first + self.num_at_once, self._num_batches))
+        self._num_read += len(indices)
+        positions = np.resize(np.arange(self._size), self._batch_size)
+        rows = self._dataset.batch_rows(
+            epoch,
+            np.repeat(indices, self._batch_size),
+            batch_size=self._size,
+            seed=self._request.seed,
+            positions=np.tile(positions, len(indices)),
+        )
+        batch = self._dataset.batch(rows).rows(0, self._batch_size)
         if (
             self._features.slot_rows != self._request.features.slot_rows
             and self._features.dynamic_ids is None

@@ -37,6 +37,16 @@ Position = TypeVar("Position")
 Batch = TypeVar("Batch")
 
 
+def batches_at_once(num_rows: int) -> int:
+    """Return how many batches a replica with so many rows of each reads together.
+
+    Example:
+        >>> [batches_at_once(num_rows) for num_rows in (32, 4096, 65536)]
+        [128, 1, 1]
+    """
+    return max(1, _ROWS_AT_ONCE // max(num_rows, 1))
+
+
 class BatchFeed(Generic[Position, Batch]):
     """Iterates over prepared batches; an error while preparing one is raised where its turn comes.
 
@@ -189,8 +199,8 @@ class ReplicaBatches:
     def _read_block(self, cursor: TrainingCursor) -> _Block:
         """Read a batch, and with a small one those that follow it: each call of NumPy takes a microsecond or two."""
         first, config = cursor.batch_index, self._config
-        most = max(1, _ROWS_AT_ONCE // max(len(self._positions), 1))
-        indices = range(first, min(first + most, self._dataset.num_batches(config.batch_size)))
+        stop = first + batches_at_once(len(self._positions))
+        indices = range(first, min(stop, self._dataset.num_batches(config.batch_size)))
         rows = self._dataset.batch_rows(
             cursor.epoch,
             np.repeat(indices, len(self._positions)),
