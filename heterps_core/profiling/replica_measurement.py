@@ -41,10 +41,7 @@ WIDTHS = (1, 16)
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""
 
-WORKER_STEPS = 64
-"""Measured steps of all processes together, for each width: of many processes each makes few."""
-
-LEAST_ROUNDS, WARMUP_STEPS, NUM_BATCHES = 3, 2, 4
+NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS, NUM_BATCHES = 6, 2, 2, 4
 LEARNING_RATE = 1e-6
 
 
@@ -59,10 +56,7 @@ def measure_replica_path() -> ReplicaPath:
     """Measure all numbers of processes, and return the law that fits them best."""
     samples = []
     for num_processes in NUM_PROCESSES:
-        alone = [
-            time_steps(None, width, num_processes=num_processes, seed=0, num_steps=WORKER_STEPS // 4)
-            for width in WIDTHS
-        ]
+        alone = [time_steps(None, width, num_processes=num_processes, seed=0) for width in WIDTHS]
         by_process = _measure_together(num_processes)
         for index, single in enumerate(alone):
             steps = [process[index] for process in by_process]
@@ -99,19 +93,13 @@ def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
     )
     assert dist.group.WORLD is not None
     peers = TablePeers.connect(dist.group.WORLD)
-    num_steps = max(WORKER_STEPS // num_processes, LEAST_ROUNDS)
-    steps = [
-        time_steps(peers, width, num_processes=num_processes, seed=rank, num_steps=num_steps)
-        for width in WIDTHS
-    ]
+    steps = [time_steps(peers, width, num_processes=num_processes, seed=rank) for width in WIDTHS]
     (folder / str(rank)).write_text(json.dumps(steps), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def time_steps(
-    peers: TablePeers | None, width: int, *, num_processes: int, seed: int, num_steps: int
-) -> TableStep:
+def time_steps(peers: TablePeers | None, width: int, *, num_processes: int, seed: int) -> TableStep:
     """Return the least step of the rounds in this process, with its share of a batch and of the table's rows."""
     optimizer = get_row_optimizer("rowwise-adagrad")()
     whole: dict[str, Any] = {"name": "measured", "dimension": width, "optimizer": optimizer, "seed": 0}
@@ -123,14 +111,14 @@ def time_steps(
     marks_s = []
     with ThreadPoolExecutor(1) as feed:
         ahead = feed.submit(table.exchange_row_numbers, batches[0])
-        for step in range(WARMUP_STEPS + num_steps + 1):
-            if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % (num_steps // LEAST_ROUNDS) == 0:
+        for step in range(WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND + 1):
+            if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % STEPS_PER_ROUND == 0:
                 marks_s.append(time.process_time())
             announced = ahead.result()
             ahead = feed.submit(table.exchange_row_numbers, batches[(step + 1) % NUM_BATCHES])
             _take_step(table, announced, size[1])
     num_distinct = np.mean([len(torch.unique(rows_BS)) for rows_BS in batches])
-    least_s = min(after - before for before, after in pairwise(marks_s)) / (num_steps // LEAST_ROUNDS)
+    least_s = min(after - before for before, after in pairwise(marks_s)) / STEPS_PER_ROUND
     bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * width * BYTES_PER_FLOAT32
     return TableStep(float(num_distinct) * bytes_per_row, least_s)
 
