@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.training.gradients import products
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_place import StagePlace
@@ -185,3 +186,21 @@ def test_a_weight_has_no_gradient_before_its_product_is_worked_out():
     run.weight_gradients.finish()
     assert len(run.weight_gradients) == 0
     assert all(linear.weight.grad is not None for linear in linears(layers))
+
+
+def test_onednn_gets_the_rows_of_a_packed_activation_side_by_side(monkeypatch):
+    packed_BW, gradient_BO = torch.randn(128, 150), torch.randn(128, 90)
+    weight_OI = torch.nn.Parameter(torch.randn(90, 140))
+    given = []
+
+    def by_onednn(left, right, bias, activation):
+        given.append(right)
+        return left @ right.t()
+
+    monkeypatch.setattr(products, "_is_amd", lambda: True)
+    monkeypatch.setattr(products, "_has_onednn", lambda dtype: True)
+    monkeypatch.setattr(products, "_by_onednn", by_onednn)
+    products.add_weight_gradient(weight_OI, gradient_BO, packed_BW[:, :140])
+
+    torch.testing.assert_close(weight_OI.grad, gradient_BO.t() @ packed_BW[:, :140])
+    assert [right.t().is_contiguous() for right in given] == [True]
