@@ -36,7 +36,7 @@ from heterps_core.units import BYTES_PER_FLOAT32
 NUM_PROCESSES = (2, 4, 16)
 BATCH_SIZE, NUM_MICROBATCHES, NUM_COLUMNS = 4096, 4, 26
 WIDTHS = (1, 16)
-"""Of a row: what bytes cost is told from the cost of messages by rows of few bytes and of many."""
+"""Of a row: short rows show the cost of messages, long ones that of bytes."""
 
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""

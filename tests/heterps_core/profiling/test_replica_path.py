@@ -64,9 +64,13 @@ def test_a_profile_of_an_earlier_version_takes_a_message_to_each_peer_for_one_be
 
 
 @pytest.mark.slow
-def test_this_machine_takes_time_for_messages_and_for_bytes():
+def test_this_machine_takes_time_for_an_exchange_of_rows():
     path = measure_replica_path()
 
     assert ReplicaPath.from_json(path.to_json()) == path
-    assert 0 < path.message_seconds + path.peer_seconds < 0.01
-    assert 0 < path.byte_seconds < 1e-7
+    # On a busy machine a single term may drown in noise, but not all.
+    assert min(terms(path)) >= 0
+    step_seconds = (
+        MESSAGES_OF_STEP * (path.message_seconds + 15 * path.peer_seconds) + 1e6 * path.byte_seconds
+    )
+    assert 1e-4 < step_seconds < 0.1
