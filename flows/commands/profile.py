@@ -109,6 +109,8 @@ def _profile_table(profile: LayerProfile) -> str:
         f"sum          {total_ms:.3f} ms, {profile.batch_size / total_ms * 1e3:,.0f} samples/s",
         f"scaling      alpha {alpha:.3f} (computation), beta {beta:.3f} (communication inside a stage)",
     ]
+    if not profile.is_estimated:
+        lines.append(f"replicas     {profile.replica_path}")
     if profile.sum_over_step is not None:
         lines.append(f"check        the layers' sum is {profile.sum_over_step:.1%} of a whole training step")
     return "\n".join(lines)

@@ -61,6 +61,14 @@ class ReplicaPath(JsonDocument):
     measured_at: str = ""
     """ISO 8601; empty where nothing was measured."""
 
+    def __str__(self) -> str:
+        """Return the terms for people."""
+        return (
+            f"a message among them takes each {1e3 * self.message_seconds:.3f} ms of a core and "
+            f"{1e3 * self.peer_seconds:.3f} ms a peer, a megabyte of rows {1e9 * self.byte_seconds:.3f} ms "
+            f"(within {self.relative_error:.0%})"
+        )
+
     @classmethod
     def assumed(cls, message_seconds: float) -> ReplicaPath:
         """Return the law where a message to each peer takes as long as one between two idle processes."""
