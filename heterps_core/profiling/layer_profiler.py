@@ -42,7 +42,7 @@ from heterps_core.profiling.machine_speed import measure_machine_speed
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
 from heterps_core.profiling.profiling_input import RowFeed, click_batches, with_fewer_rows
 from heterps_core.profiling.timed_layers import layer_phases, step_phases, training_config
-from heterps_core.profiling.timing import Timing, time_phases
+from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.pipeline.stage_layers import general_layers
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
@@ -50,6 +50,8 @@ from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.units import BYTES_PER_FLOAT32
 
 _MACHINE_SPEED_BUDGET_S = 0.2
+
+_FEED_BUDGET_S = 0.05
 
 PROFILED_TABLE_BYTES = 512 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the
@@ -136,15 +138,14 @@ def _times(
     times: dict[str, Timing] = {}
     feed_ms: dict[str, float] = {}
     for size, parts in batches.items():
-        feed = None if request.dataset is None else RowFeed(request, features, len(parts[0].labels))
+        layers, steps = layer_phases(request, model, parts, size), step_phases(request, model, parts, size)
         # Steps follow each other, as in training: other phases in between would take the caches.
-        for phases in (
-            layer_phases(request, model, parts, size),
-            step_phases(request, model, parts, feed, size),
-        ):
+        for phases in (layers, steps):
             times |= time_phases(phases, budget_s=request.budget_s / 4, clock=clock_of(model.device))
-        if feed is not None:
-            feed_ms[size] = times[f"{size}/feed"].median_ms / feed.num_at_once
+        if request.dataset is not None:
+            feed = RowFeed(request, len(parts[0].labels))
+            read = time_phases([Phase("read", feed.read)], budget_s=_FEED_BUDGET_S, clock=clock_of(CPU))
+            feed_ms[size] = read["read"].median_ms / feed.num_at_once
     clock_s, processor_s = time.perf_counter() - started_s, time.process_time() - used_s
     timings: dict[str, list[LayerTiming]] = {}
     sums: dict[str, float] = {}

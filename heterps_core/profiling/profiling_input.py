@@ -65,24 +65,22 @@ class RowFeed:
 
     Args:
         request: Has a data set.
-        features: As `click_batches`.
         batch_size: Rows of a batch; a data set of fewer rows gives them more than once.
 
     Attributes:
         num_at_once: Batches that are read together.
     """
 
-    def __init__(self, request: ProfileRequest, features: FeatureSpec, batch_size: int) -> None:
+    def __init__(self, request: ProfileRequest, batch_size: int) -> None:
         assert request.dataset is not None
-        self._dataset = _opened(request.dataset)
-        self._request, self._features, self._batch_size = request, features, batch_size
+        self._dataset, self._seed, self._batch_size = _opened(request.dataset), request.seed, batch_size
         self._size = min(batch_size, self._dataset.num_train_rows)
         self._num_batches = self._dataset.num_batches(self._size)
         self.num_at_once = min(batches_at_once(batch_size), self._num_batches)
         self._num_read = 0
 
-    def next_batch(self) -> ClickBatch:
-        """Read as many batches as training reads at once, and return the first; the next epoch follows the last."""
+    def read(self) -> ClickBatch:
+        """Read the rows of as many batches as training reads at once; the next epoch follows the last."""
         epoch, first = divmod(self._num_read, self._num_batches)
         indices = np.arange(first, min(first + self.num_at_once, self._num_batches))
         self._num_read += len(indices)
@@ -91,16 +89,10 @@ class RowFeed:
             epoch,
             np.repeat(indices, self._batch_size),
             batch_size=self._size,
-            seed=self._request.seed,
+            seed=self._seed,
             positions=np.tile(positions, len(indices)),
         )
-        batch = self._dataset.batch(rows).rows(0, self._batch_size)
-        if (
-            self._features.slot_rows != self._request.features.slot_rows
-            and self._features.dynamic_ids is None
-        ):
-            batch = replace(batch, ids=_wrapped(batch.ids, self._features))
-        return batch
+        return self._dataset.batch(rows)
 
 
 def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiling_input import RowFeed
 from heterps_core.profiling.timing import Phase
 from heterps_core.training.gradients.finite_gradients import check_losses, check_parameters
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
@@ -122,30 +121,17 @@ def training_config(request: ProfileRequest) -> TrainingConfig:
 
 
 def step_phases(
-    request: ProfileRequest,
-    model: StageModel,
-    batches: Sequence[ClickBatch],
-    feed: RowFeed | None,
-    size: str,
+    request: ProfileRequest, model: StageModel, batches: Sequence[ClickBatch], size: str
 ) -> list[Phase]:
-    """Return a step of a worker that trains alone: reading rows, the passes of a micro-batch, the updates of a step.
-
-    In training other threads read rows, on the same core as the passes where a worker has one.
-
-    Args:
-        batches: What is trained in turns without a feed.
-    """
+    """Return a step of a worker that trains alone on batches in turns: the passes, and the updates."""
     config = training_config(request)
     runner = StageRunner(model, config, StagePlace(device=model.device))
     in_turn = cycle(batches)
-    read: list[ClickBatch] = [batches[0]]
     losses: list[float] = []
 
-    def read_batch() -> None:
-        read[0] = next(in_turn) if feed is None else feed.next_batch().to(model.device)
-
     def run_passes() -> None:
-        (losses[:],) = runner.train_step([MicroBatch(len(read[0].labels), read[0])])
+        batch = next(in_turn)
+        (losses[:],) = runner.train_step([MicroBatch(len(batch.labels), batch)])
 
     def update() -> None:
         check_losses(losses, step=1, config=config)
@@ -153,8 +139,4 @@ def step_phases(
         check_parameters(model.layers, step=1, config=config)
         model.update_rows(LEARNING_RATE)
 
-    return [
-        Phase(None if feed is None else f"{size}/feed", read_batch),
-        Phase(f"{size}/passes", run_passes),
-        Phase(f"{size}/updates", update),
-    ]
+    return [Phase(f"{size}/passes", run_passes), Phase(f"{size}/updates", update)]
