@@ -112,7 +112,11 @@ def _profile_table(profile: LayerProfile) -> str:
     if not profile.is_estimated:
         lines.append(f"replicas     {profile.replica_path}")
     if profile.sum_over_step is not None:
-        lines.append(f"check        the layers' sum is {profile.sum_over_step:.1%} of a whole training step")
+        lines.append(
+            f"check        layers alone took {profile.sum_over_step:.1%} of the step they are scaled to"
+        )
+    if profile.was_busy:
+        lines.append(f"busy         {profile.busy_text}")
     return "\n".join(lines)
 
 

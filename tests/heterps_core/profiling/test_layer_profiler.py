@@ -25,7 +25,13 @@ from heterps_core.profiling.layer_profiler import trace_model
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import _profile_name, keep_profile, profile_model
-from heterps_core.profiling.profiling_input import NUM_BATCHES, _zipf_ids, click_batches, with_fewer_rows
+from heterps_core.profiling.profiling_input import (
+    NUM_BATCHES,
+    RowFeed,
+    _zipf_ids,
+    click_batches,
+    with_fewer_rows,
+)
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -203,6 +209,24 @@ def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, 
     np.testing.assert_array_equal(batches[1].ids, all_rows(reopened).ids[BATCH_SIZE : 2 * BATCH_SIZE])
     # 240 training rows, so the fourth batch begins again.
     np.testing.assert_array_equal(batches[3].ids[-1], all_rows(reopened).ids[4 * BATCH_SIZE - 240 - 1])
+
+
+def test_rows_are_read_in_the_order_of_training_in_blocks(request_for_dataset, dataset):
+    feed = RowFeed(request_for_dataset, BATCH_SIZE)
+
+    read = torch.cat([feed.read().ids for _ in range(2)])
+
+    num_batches = dataset.num_batches(BATCH_SIZE)
+    wanted = [
+        dataset.batch(
+            dataset.batch_rows(epoch, index, batch_size=BATCH_SIZE, seed=request_for_dataset.seed)
+        ).ids
+        for epoch in range(2)
+        for index in range(num_batches)
+    ]
+    # A block has all batches of this small epoch.
+    assert feed.num_at_once == num_batches
+    assert torch.equal(read, torch.cat(wanted))
 
 
 def test_made_up_row_numbers_follow_zipfs_law():
