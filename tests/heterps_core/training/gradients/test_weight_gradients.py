@@ -204,3 +204,19 @@ def test_onednn_gets_the_rows_of_a_packed_activation_side_by_side(monkeypatch):
 
     torch.testing.assert_close(weight_OI.grad, gradient_BO.t() @ packed_BW[:, :140])
     assert [right.t().is_contiguous() for right in given] == [True]
+
+
+@pytest.mark.parametrize("is_amd", [True, False])
+@pytest.mark.parametrize("num_rows", [3, 700])
+def test_products_of_any_size_on_any_processor_are_those_of_torch(num_rows, is_amd, monkeypatch):
+    monkeypatch.setattr(products, "_is_amd", lambda: is_amd)
+    generator = torch.Generator().manual_seed(2)
+    entering, gradient = (torch.randn(num_rows, width, generator=generator) for width in (45, 40))
+    linear = nn.Linear(45, 40)
+
+    leaving = products.linear(entering, linear.weight, linear.bias, "relu")
+    for _ in range(2):
+        products.add_weight_gradient(linear.weight, gradient, entering)
+
+    torch.testing.assert_close(leaving, linear(entering).relu())
+    torch.testing.assert_close(linear.weight.grad, 2 * gradient.t() @ entering, rtol=1e-5, atol=1e-3)
