@@ -31,8 +31,11 @@ from heterps_core.instance_metadata import address_of
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
 
-_CONNECT_LIMIT_S = 30.0
-"""Longest time until all are connected, and of a stranger's silence."""
+_CONNECT_LIMIT_S = 60.0
+"""Longest time until all are connected."""
+
+_TOKEN_LIMIT_S = 10.0
+"""Longest wait for the token of a connection: a stranger who sends none keeps the others waiting no longer."""
 
 _TOKEN_BYTES = 32
 _NUMBER_BYTES = 4
@@ -94,7 +97,7 @@ class PeerSockets:
                 listener.settimeout(max(until_s - time.monotonic(), 0.001))
                 connection, address = listener.accept()
                 with suppress(OSError):
-                    connection.settimeout(max(until_s - time.monotonic(), 0.001))
+                    connection.settimeout(_TOKEN_LIMIT_S)
                     number = int.from_bytes(_receive(connection, _NUMBER_BYTES), "little")
                     shown = _receive(connection, _TOKEN_BYTES)
                     if own < number < len(ranks) and hmac.compare_digest(shown, token):

@@ -83,15 +83,16 @@ def test_a_member_that_is_gone_or_silent_is_named(ends, observed):
         assert lost == (1, 0, 1)
 
 
-def connect_beside_a_stranger(rank: int) -> bool:
+def connect_beside_a_stranger(rank: int, shown: bytes) -> bool:
     if rank == 0:
         # Before the others come, someone without a token is at the listener.
+        peer_sockets._TOKEN_LIMIT_S = 1.0
         create_server = socket.create_server
 
         def create_and_call(*arguments, **options):
             listener = create_server(*arguments, **options)
             stranger = socket.create_connection(listener.getsockname())
-            stranger.sendall(bytes([2, 0, 0, 0]) + bytes(32))
+            stranger.sendall(shown)
             strangers.append(stranger)
             return listener
 
@@ -101,5 +102,6 @@ def connect_beside_a_stranger(rank: int) -> bool:
     return [answer[0] for answer in answers] == [0, 1, 2]
 
 
-def test_a_stranger_without_the_token_is_refused():
-    assert run_in_processes(connect_beside_a_stranger, NUM_MEMBERS) == [True] * NUM_MEMBERS
+@pytest.mark.parametrize("shown", [bytes([2, 0, 0, 0]) + bytes(32), b""], ids=["another token", "no token"])
+def test_a_stranger_without_the_token_is_refused(shown):
+    assert run_in_processes(connect_beside_a_stranger, NUM_MEMBERS, shown) == [True] * NUM_MEMBERS
