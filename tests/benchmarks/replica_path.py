@@ -13,6 +13,7 @@ import os
 import statistics
 import threading
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from heterps_core.planning.problem.scheduling_problem import (
 )
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_replica_path
-from heterps_core.profiling.replica_path import ReplicaPath
+from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
@@ -51,6 +52,7 @@ MODELS = ("ctrdnn", "wide-deep", "lr")
 """One table of 16 columns, that and one of a single column, one of a single column."""
 
 NUM_REPLICAS = (1, 2, 4, 8, 16, 24)
+ROWS_ALONE = (BATCH_SIZE, BATCH_SIZE // 2, BATCH_SIZE // 4, BATCH_SIZE // 8)
 NUM_ROWS = 1_000_000
 NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 7, 8, 4
 LEARNING_RATE = 0.05
@@ -90,16 +92,8 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
                 ("others", others),
             ):
                 figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
-    (half_batch,) = run_in_processes(measure, 1, 1, seed, BATCH_SIZE // 2)
-    misses = []
-    for model, of_model in seconds.items():
-        problem = planned_problem(model, path, of_model[1].all, half_batch[model].all, seed=seed)
-        for count, step in of_model.items():
-            ratio = planned_seconds(problem, count) / step.all
-            misses.append(abs(ratio - 1))
-            figures.append(figure(f"{model}_planned_over_measured_{count}", ratio, "ratio"))
-    figures.append(figure("planned_over_measured_worst", max(misses), "share", higher=False))
-    figures.append(figure("replica_path_relative_error", path.relative_error, "share", higher=False))
+    alone = {rows: run_in_processes(measure, 1, 1, seed, rows)[0] for rows in ROWS_ALONE}
+    figures += planned_figures(path, seconds, alone, seed=seed)
     for model, of_model in seconds.items():
         ratio = of_model[16].all / of_model[1].all
         figures.append(figure(f"{model}_processor_time_16_over_1", ratio, "ratio", higher=False))
@@ -109,16 +103,53 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     return figures
 
 
+def planned_figures(
+    path: ReplicaPath,
+    seconds: Mapping[str, Mapping[int, Seconds]],
+    alone: Mapping[int, Mapping[str, Seconds]],
+    *,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Return what a plan has over what was measured, and how near the law comes that fits these steps best.
+
+    Args:
+        path: The law that was measured on its own, as for a profile.
+        seconds: Model -> replicas -> a measured step.
+        alone: Rows of a batch -> model -> a step of one process.
+    """
+    figures, misses, samples = [], [], []
+    for model, of_model in seconds.items():
+        problem = planned_problem(model, path, {rows: of[model].all for rows, of in alone.items()}, seed=seed)
+        beta = problem.device_types["core"].communication_parallel_fraction
+        for count, step in of_model.items():
+            compute_s, exchange_s = planned_seconds(problem, count)
+            ratio = (compute_s + exchange_s) / step.all
+            misses.append(abs(ratio - 1))
+            figures.append(figure(f"{model}_planned_over_measured_{count}", ratio, "ratio"))
+            num_bytes = sum(layer.exchanged_bytes for layer in problem.layers) * (1 - beta + beta / count)
+            if count > 1:
+                samples.append(PathSample(count, num_bytes, compute_s, step.all))
+    fitted = fitted_path(samples, measured_at="")
+    return [
+        *figures,
+        figure("planned_over_measured_worst", max(misses), "share", higher=False),
+        figure("replica_path_relative_error", path.relative_error, "share", higher=False),
+        figure("law_fitted_to_these_steps_worst", fitted.relative_error, "share", higher=False),
+    ]
+
+
 def planned_problem(
-    model: str, path: ReplicaPath, whole_s: float, half_s: float, *, seed: int
+    model: str, path: ReplicaPath, alone: Mapping[int, float], *, seed: int
 ) -> SchedulingProblem:
     """Return the embeddings of a model as a planning problem of one core, on a network that takes no time.
 
     Args:
         path: Of this machine.
-        whole_s: Processor time of a step of one process.
-        half_s: The same of half a batch.
+        alone: Rows of a batch -> processor time of a step of one process. A plan has a straight line.
     """
+    rows, step_s = np.array(list(alone)), np.array(list(alone.values()))
+    row_s, start_s = np.polyfit(rows, step_s, 1, w=1 / step_s)
+    whole_s = start_s + BATCH_SIZE * row_s
     features = make_features(NUM_ROWS)
     drawn = make_batches(NUM_ROWS, seed=seed)
     chain = build_chain(model, features, seed=seed)
@@ -146,7 +177,7 @@ def planned_problem(
                 is_sharded=True,
                 state_bytes=0.0,
                 output_bytes_per_sample=0.0,
-                compute_seconds={"core": whole_s / len(embeddings)},
+                compute_seconds={"core": float(whole_s) / len(embeddings)},
                 communication_seconds={"core": 0.0},
                 exchanged_bytes=whole[index] * (8 + 8 * layer.dimension),
             )
@@ -158,7 +189,7 @@ def planned_problem(
                 max_units=max(NUM_REPLICAS),
                 memory_bytes=1.0,
                 bandwidth_bytes_per_s=1.0,
-                compute_parallel_fraction=min(2 * (1 - half_s / whole_s), 1.0),
+                compute_parallel_fraction=float(np.clip(BATCH_SIZE * row_s / whole_s, 0.0, 1.0)),
                 communication_parallel_fraction=min(2 * (1 - sum(half) / sum(whole)), 1.0),
                 exchange_seconds=path.message_seconds,
                 exchange_seconds_per_peer=path.peer_seconds,
@@ -168,12 +199,12 @@ def planned_problem(
     )
 
 
-def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> float:
-    """Return the processor time of a step that a plan has for each of some replicas."""
+def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> tuple[float, float]:
+    """Return the processor time of a step that a plan has for each of some replicas: computing, and exchanging."""
     stage = Stage(0, problem.num_layers - 1, "core", num_replicas)
     table = plan_table(problem, [stage])
     terms = table.terms(table.pacing(np.array([float(num_replicas)])))
-    return float(np.squeeze(terms.compute + terms.exchange))
+    return float(np.squeeze(terms.compute)), float(np.squeeze(terms.exchange))
 
 
 def measure(rank: int, num_replicas: int, seed: int, batch_size: int = BATCH_SIZE) -> dict[str, Seconds]:
