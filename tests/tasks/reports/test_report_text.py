@@ -18,6 +18,7 @@ from tasks.reports.report_text import report_text, screen
 from tasks.reports.run_report import training_summary
 from tasks.running.losses import Restart, _Loss
 from tasks.scheduling import Searches
+from tests.heterps_core.profiling.builders import make_profile
 from tests.tasks.builders import make_problem, make_result
 from tests.tasks.report_builders import (
     ID_TURNOVER,
@@ -124,6 +125,14 @@ def test_what_became_of_the_model_is_one_line(is_promoted, champion_version, sai
     text = screen(make_run_report(), decision(is_promoted=is_promoted, champion_version=champion_version))
 
     assert facts_of(text)["champion"] == said
+
+
+def test_the_screen_says_in_one_line_that_the_machine_was_busy():
+    busy = replace(make_profile(), clock_over_processor=4.2).busy_text
+    lines = screen(replace(make_plan_report(), busy=busy), "nothing was trained").splitlines()
+
+    assert f"  busy        {busy}" in lines
+    assert "busy" not in facts_of(screen(make_plan_report(), "nothing was trained"))
 
 
 def test_steps_that_were_trained_twice_are_reported():
