@@ -197,7 +197,7 @@ class LayerProfile(JsonDocument):
         """How busy this machine was, in one line; empty where it was idle. Times are those of an idle machine."""
         if not self.was_busy:
             return ""
-        return f"others used the cores while layers were timed: {self.clock_over_processor:.1f} s for 1 s of work"
+        return f"others used the cores while timing layers: {self.clock_over_processor:.1f} s for 1 s of work"
 
     @property
     def general_share(self) -> float:
