@@ -45,7 +45,7 @@ NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS, NUM_BATCHES = 6, 2, 2, 4
 LEARNING_RATE = 1e-6
 
 
-class TableStep(NamedTuple):
+class _TableStep(NamedTuple):
     """A step of a table in one process."""
 
     num_bytes: float
@@ -56,7 +56,7 @@ def measure_replica_path() -> ReplicaPath:
     """Measure all numbers of processes, and return the law that fits them best."""
     samples = []
     for num_processes in NUM_PROCESSES:
-        alone = [time_steps(None, width, num_processes=num_processes, seed=0) for width in WIDTHS]
+        alone = [_time_steps(None, width, num_processes=num_processes, seed=0) for width in WIDTHS]
         by_process = _measure_together(num_processes)
         for index, single in enumerate(alone):
             steps = [process[index] for process in by_process]
@@ -65,7 +65,7 @@ def measure_replica_path() -> ReplicaPath:
     return fitted_path(samples, measured_at=datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _measure_together(num_processes: int) -> list[list[TableStep]]:
+def _measure_together(num_processes: int) -> list[list[_TableStep]]:
     """Return the steps of each process, one for each width."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="heterps-replicas-") as folder:
@@ -78,7 +78,7 @@ def _measure_together(num_processes: int) -> list[list[TableStep]]:
         for process in processes:
             process.join()
         found = [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(num_processes)]
-    return [[TableStep(*step) for step in steps] for steps in found]
+    return [[_TableStep(*step) for step in steps] for steps in found]
 
 
 def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
@@ -93,13 +93,13 @@ def _measure_replica(folder: Path, rank: int, num_processes: int) -> None:
     )
     assert dist.group.WORLD is not None
     peers = TablePeers.connect(dist.group.WORLD)
-    steps = [time_steps(peers, width, num_processes=num_processes, seed=rank) for width in WIDTHS]
+    steps = [_time_steps(peers, width, num_processes=num_processes, seed=rank) for width in WIDTHS]
     (folder / str(rank)).write_text(json.dumps(steps), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def time_steps(peers: TablePeers | None, width: int, *, num_processes: int, seed: int) -> TableStep:
+def _time_steps(peers: TablePeers | None, width: int, *, num_processes: int, seed: int) -> _TableStep:
     """Return the least step of the rounds in this process, with its share of a batch and of the table's rows."""
     optimizer = get_row_optimizer("rowwise-adagrad")()
     whole: dict[str, Any] = {"name": "measured", "dimension": width, "optimizer": optimizer, "seed": 0}
@@ -120,7 +120,7 @@ def time_steps(peers: TablePeers | None, width: int, *, num_processes: int, seed
     num_distinct = np.mean([len(torch.unique(rows_BS)) for rows_BS in batches])
     least_s = min(after - before for before, after in pairwise(marks_s)) / STEPS_PER_ROUND
     bytes_per_row = BYTES_PER_ROW_NUMBER + 2 * width * BYTES_PER_FLOAT32
-    return TableStep(float(num_distinct) * bytes_per_row, least_s)
+    return _TableStep(float(num_distinct) * bytes_per_row, least_s)
 
 
 def _take_step(table: ShardedTable, announced: LookupRows, num_rows: int) -> None:
