@@ -21,7 +21,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION, HIDDEN_WIDTHS
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
@@ -68,7 +68,11 @@ def make_batches(
 def make_loop_step(features: FeatureSpec, batch_size: int) -> Callable[[ClickBatch], None]:
     """Return a step as the training loop of a single worker takes it, SGD for rows."""
     config = TrainingConfig(
-        batch_size=batch_size, num_microbatches=1, num_epochs=1, seed=0, embedding_optimizer="sgd"
+        batch_size=batch_size,
+        num_microbatches=default_microbatches(batch_size, num_stages=1),
+        num_epochs=1,
+        seed=0,
+        embedding_optimizer="sgd",
     )
     model = build_stage_model("ctrdnn", features, config, [Stage(0, LAST_LAYER, "cpu", 1)])
     runner = StageRunner(model, config)
@@ -77,7 +81,11 @@ def make_loop_step(features: FeatureSpec, batch_size: int) -> Callable[[ClickBat
     cursors = map(partial(TrainingCursor, 0, 0), itertools.count())
 
     def step(batch: ClickBatch) -> None:
-        loop.take_step(next(cursors), [MicroBatch(batch_size, batch)], num_steps=10**9)
+        microbatches = [
+            MicroBatch(size, batch.rows(rows.first, rows.stop))
+            for size, rows in runner.row_slices(batch_size, config.num_microbatches)
+        ]
+        loop.take_step(next(cursors), microbatches, num_steps=10**9)
 
     return step
 
