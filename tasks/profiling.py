@@ -86,7 +86,7 @@ class ProfiledModel:
     """With the tables of the data at hand."""
 
     local_profile: LayerProfile
-    """Profile of this machine, measured at the micro-batches that are trained here."""
+    """Profile of this machine, measured at the rows that a dry run trains at once; see `dry_run_request`."""
 
     planned_graph: ModelGraph
     """With the tables of the planned job."""
@@ -207,7 +207,9 @@ def profile_layers(
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
-    local_profile, large_profile = local_profiles([request, large_request], graph, cache_directory=cache)
+    local_profile, large_profile = local_profiles(
+        [dry_run_request(request, batch_size), large_request], graph, cache_directory=cache
+    )
     profiles = with_estimates(graph, large_profile, device_types)
     measured = _measured_device_types(workspace, large_request, graph, device_types)
     for name, kept in measured.items():
@@ -268,6 +270,15 @@ def _profile_request(
         dataset_fingerprint=known_as or dataset.manifest.fingerprint,
         **others,
     )
+
+
+def dry_run_request(request: ProfileRequest, batch_size: int) -> ProfileRequest:
+    """Return the request for a dry run, from that of a micro-batch of two stages.
+
+    Its half is that micro-batch, and where a batch has two of them it is what a single stage trains at once: times in
+    between follow from both, where from smaller batches the noise of either would be doubled.
+    """
+    return replace(request, batch_size=min(2 * request.batch_size, batch_size))
 
 
 def _rows_of_microbatch(batch_size: int) -> int:

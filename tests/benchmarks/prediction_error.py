@@ -172,10 +172,11 @@ def predict(plan: RandomPlan, dataset: PreparedDataset, cache: Path, seed: int) 
     """Profile and predict as the flow does."""
     from heterps_core.profiling.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import local_profiles
-    from tasks.profiling import ProfiledModel, _profile_request
+    from tasks.profiling import ProfiledModel, _profile_request, dry_run_request
     from tasks.scheduling import predict_dry_run_here
 
     request = _profile_request(dataset, model=plan.model, batch_size=plan.batch_size)
+    request = dry_run_request(request, plan.batch_size)
     graph = trace_model(request)
     (profile,) = local_profiles([request], graph, cache_directory=cache)
     profiled = ProfiledModel(

@@ -1,6 +1,9 @@
 from dataclasses import replace
 
+import pytest
+
 from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.profiling.measuring_process import ProfileRequest
 from tasks import profiling
 from tasks.profiling import check_model, planned_job
 from tests.contracts.own_models import WITH_BATCH_NORM, WITH_DROPOUT
@@ -57,3 +60,12 @@ def test_a_run_says_where_bfloat16_is_slower_than_float32(caplog, monkeypatch):
 
     (line,) = caplog.messages
     assert "bfloat16 is slower than float32 on cpu-c5, gpu-t4," in line
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "microbatch", "measured"), [(64, 64, 64), (512, 256, 512), (4096, 1024, 2048)]
+)
+def test_a_dry_run_is_measured_at_twice_the_microbatch_of_two_stages(batch_size, microbatch, measured):
+    request = ProfileRequest(model="lr", features=CRITEO_SCHEMA.features((2,) * 26), batch_size=microbatch)
+
+    assert profiling.dry_run_request(request, batch_size).batch_size == measured
