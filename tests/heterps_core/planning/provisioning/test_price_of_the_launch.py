@@ -219,6 +219,7 @@ def test_scarce_units_are_shared_by_stages_with_and_without_a_machine_on_demand(
     assert (found.cost_usd, found.cost_lower_bound_usd) == pytest.approx((expected, expected), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_interruptions_alone_leave_no_gap_where_the_stage_time_is_settled():
     offers = drawn_offers(147)
     problem = replace(drawn_problem(147, offers), throughput_floor_samples_per_s=0.0)
