@@ -50,18 +50,11 @@ class PreparedDataset:
     """
 
     def __init__(
-        self,
-        directory: Path | str,
-        manifest: DatasetManifest,
-        *,
-        folder: Folder | None = None,
-        num_threads: int = 1,
+        self, directory: Path | str, manifest: DatasetManifest, *, folder: Folder | None = None
     ) -> None:
         self.directory = directory
         self.manifest = manifest
-        self._groups = RowGroups(
-            folder or folder_of(Path(directory)), manifest, where=directory, num_threads=num_threads
-        )
+        self._groups = RowGroups(folder or folder_of(Path(directory)), manifest, where=directory)
         starts = self._groups.starts
         threads = self._groups.num_threads
         self._rows = RowBuffer(starts, self._arrays, num_threads=threads)
@@ -75,15 +68,8 @@ class PreparedDataset:
         self._order: EpochOrder | None = None
 
     @classmethod
-    def open(
-        cls, directory: Path | str, *, folder: Folder | None = None, num_threads: int = 1
-    ) -> PreparedDataset:
+    def open(cls, directory: Path | str, *, folder: Folder | None = None) -> PreparedDataset:
         """Open a dataset that `prepare_dataset` has written, in a folder of this machine or elsewhere.
-
-        Args:
-            directory: Where it is.
-            folder: Opens its files; by default those of the directory.
-            num_threads: Decode row groups ahead; 1 decodes on the thread that reads. A bucket has more threads.
 
         Raises:
             DataError: There is no complete dataset, or its files do not fit its manifest.
@@ -98,7 +84,7 @@ class PreparedDataset:
                 f"must be a prepared dataset, but has no readable {MANIFEST_NAME} of format "
                 f"{FORMAT_VERSION}; prepare it again",
             )
-        return cls(directory, manifest, folder=folder, num_threads=num_threads)
+        return cls(directory, manifest, folder=folder)
 
     def until(self, num_train_rows: int) -> PreparedDataset:
         """Return the same rows with the first `num_train_rows`, at least 1, to train on; all later ones are held out.

@@ -89,14 +89,12 @@ class RowGroups:
     Attributes:
         starts: First row of each row group, then the number of rows [G + 1].
         largest_group_rows: Rows that are read at once, rows left out of training included.
-        num_threads: So many may call `read` at the same time with gain.
+        num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
         num_requests: Requests to buckets of the source, repeats after errors not counted.
         num_bytes: Bytes that the buckets sent.
     """
 
-    def __init__(
-        self, folder: Folder, manifest: DatasetManifest, *, where: object, num_threads: int = 1
-    ) -> None:
+    def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
         self._folder, self._where, self._schema = folder, where, manifest.schema
         self._in_bucket = {
             number: (BucketPath.parse(manifest.sources[number].path), manifest.sources[number].tag)
@@ -111,8 +109,7 @@ class RowGroups:
         self._num_source_train_rows = manifest.num_train_rows + self._num_left_out
         self.largest_group_rows = int(np.diff(self._source_starts).max())
         largest_bytes = self.largest_group_rows * manifest.row_bytes
-        wanted = _THREADS if self._in_bucket else num_threads
-        self.num_threads = max(1, min(wanted, _THREADS, _BYTES_AHEAD // largest_bytes))
+        self.num_threads = max(1, min(_THREADS, _BYTES_AHEAD // largest_bytes)) if self._in_bucket else 1
         self.num_requests = self.num_bytes = 0
         # A cache of a bound method would hold this object, and its files, until cycles are collected.
         this = weakref.proxy(self)

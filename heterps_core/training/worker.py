@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.embeddings.row_kernels import row_kernels
 from heterps_core.training.checkpoint_writer import CheckpointWriter
@@ -77,15 +76,11 @@ def train(run: RunDirectory, signs: SignsOfLife) -> None:
 def worker_loop(run: RunDirectory, job: TrainingJob, place: StagePlace, signs: SignsOfLife) -> TrainingLoop:
     """Return the loop that trains a worker's part of a job and writes its checkpoints and metrics."""
     config = job.config
-    # A card trains millions of rows a second, and its host's cores are free to decode them.
-    threads = 1 if place.device == CPU else len(os.sched_getaffinity(0)) // torch.cuda.device_count()
     dataset = (
-        PreparedDataset.open(job.dataset, num_threads=threads)
+        PreparedDataset.open(job.dataset)
         if run.is_local
         else PreparedDataset.open(
-            f"{run.location}/{DATA}",
-            folder=lambda name: run.open_file(f"{DATA}/{name}"),
-            num_threads=threads,
+            f"{run.location}/{DATA}", folder=lambda name: run.open_file(f"{DATA}/{name}")
         )
     )
     scratch = run.path("") if run.is_local else Path(tempfile.gettempdir())

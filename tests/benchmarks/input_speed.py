@@ -32,7 +32,6 @@ NUM_ROWS = 200_000
 BATCH_SIZE = 4_096
 BUCKETS_PER_SLOT = 10_000
 NUM_ROUNDS = 5
-FEED_THREADS = (1, 2, 4)
 
 
 def run(*, seed: int = 0) -> list[dict[str, Any]]:
@@ -69,26 +68,8 @@ def measure(folder: Path, seed: int) -> dict[str, float]:
     speeds["prepare"] = speed(lambda: prepare(path, folder / "prepared", next(fractions)))
     dataset = PreparedDataset.open(folder / "prepared")
     num_batch_rows = dataset.num_batches(BATCH_SIZE) * BATCH_SIZE
-    for num_threads in FEED_THREADS:
-        speeds |= feed(folder / "prepared", seed, num_threads=num_threads)
     speeds["assemble_batches"] = speed(lambda: assemble(dataset, seed), num_rows=num_batch_rows)
     return speeds
-
-
-def feed(prepared: Path, seed: int, *, num_threads: int) -> dict[str, float]:
-    """Return rows per second of one epoch, decoded and assembled: by the clock, and of processor time."""
-    by_clock, by_processor = [], []
-    for _ in range(NUM_ROUNDS):
-        dataset = PreparedDataset.open(prepared, num_threads=num_threads)
-        started_s, used_s = time.perf_counter(), time.process_time()
-        assemble(dataset, seed)
-        num_rows = dataset.num_batches(BATCH_SIZE) * BATCH_SIZE
-        by_clock.append(num_rows / (time.perf_counter() - started_s))
-        by_processor.append(num_rows / (time.process_time() - used_s))
-    return {
-        f"feed_{num_threads}_threads": statistics.median(by_clock),
-        f"feed_{num_threads}_threads_per_core": statistics.median(by_processor),
-    }
 
 
 def speed(work: Callable[[], object], *, num_rows: int = NUM_ROWS) -> float:

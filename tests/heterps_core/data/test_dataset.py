@@ -218,15 +218,3 @@ def test_a_row_group_that_is_damaged_is_named(tmp_path):
     with pytest.raises(DataError, match=r"rows.parquet: row group 3 of 5 cannot be read as Parquet"):
         dataset.batch(np.array([350]))
     assert dataset.batch(np.array([250])).num_rows == 1
-
-
-def test_threads_that_decode_ahead_change_no_batch(tmp_path):
-    source = write_parquet(tmp_path / "source" / "rows.parquet", 400, rows_per_group=20)
-    prepare(source, tmp_path / "prepared")
-    alone, ahead = (PreparedDataset.open(tmp_path / "prepared", num_threads=number) for number in (1, 3))
-
-    for epoch in range(2):
-        for index in range(alone.num_batches(8)):
-            rows = alone.batch_rows(epoch, index, batch_size=8, seed=1)
-            assert ahead.batch_rows(epoch, index, batch_size=8, seed=1).tolist() == rows.tolist()
-            assert ahead.batch(rows).ids.equal(alone.batch(rows).ids)
