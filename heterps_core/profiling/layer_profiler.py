@@ -134,10 +134,11 @@ def _times(
     whole_batches = [batch.to(model.device) for batch in click_batches(request, features)]
     half_size = request.batch_size // 2
     batches = {"whole": whole_batches, "half": [batch.rows(0, half_size) for batch in whole_batches]}
-    started_s, used_s = time.perf_counter(), time.process_time()
     times: dict[str, Timing] = {}
     feed_ms: dict[str, float] = {}
     for size, parts in batches.items():
+        # The last size decides: with the first one another process may compile the kernels of rows.
+        started_s, used_s = time.perf_counter(), time.process_time()
         layers, steps = layer_phases(request, model, parts, size), step_phases(request, model, parts, size)
         # Steps follow each other, as in training: other phases in between would take the caches.
         for phases in (layers, steps):
