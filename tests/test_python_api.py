@@ -13,17 +13,19 @@ from flows.cli import main
 from infra.workspace import Workspace
 from tasks.records.mlflow_names import TrackedRun
 from tasks.records.past_runs import PastRun
-from tests.paths import PROJECT
+from tests.paths import TESTS
 
 pytestmark = pytest.mark.slow
 
-NIGHT = PROJECT / "docs" / "examples" / "night.problem.json"
+PROBLEM = TESTS / "golden" / "problems" / "five_layers_1.json"
 
 
 def test_a_plan_is_that_of_the_command_and_shown_as_the_command_shows_it(tmp_path, capsys):
-    planned = heterps.plan(NIGHT, scheduler="cpu-only")
+    planned = heterps.plan(PROBLEM, scheduler="cpu-only")
 
-    assert main(["plan", str(NIGHT), "--scheduler", "cpu-only", "--output", str(tmp_path / "plan.json")]) == 0
+    assert (
+        main(["plan", str(PROBLEM), "--scheduler", "cpu-only", "--output", str(tmp_path / "plan.json")]) == 0
+    )
     of_command = json.loads((tmp_path / "plan.json").read_text())
     assert planned.result.plan.cost_usd == of_command["cost_usd"]
     assert planned.result.plan.to_json()["stages"] == of_command["stages"]
@@ -36,7 +38,7 @@ def test_a_plan_is_that_of_the_command_and_shown_as_the_command_shows_it(tmp_pat
 
 def test_a_wrong_name_is_an_error_of_heterps():
     with pytest.raises(heterps.HeterpsError, match="'exakt' is not a known scheduler"):
-        heterps.plan(NIGHT, scheduler="exakt")
+        heterps.plan(PROBLEM, scheduler="exakt")
     with pytest.raises(heterps.HeterpsError, match="'epoch' is not a known parameter"):
         heterps.train(epoch=2)
 

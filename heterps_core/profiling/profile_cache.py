@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, UnknownNameError
-from heterps_core.hardware import moment_of
+from heterps_core.hardware import DeviceType, moment_of
 from heterps_core.json_codec import JsonDocument
 from heterps_core.json_file import replace_json
 from heterps_core.models.model_graph import ModelGraph
@@ -187,18 +187,23 @@ def with_estimates(
     Raises:
         UnknownNameError: A device type is not known.
     """
+    estimates = {each.name: estimate_profile(graph, measured, each) for each in _others(device_types)}
+    return {LOCAL_DEVICE_TYPE: measured, **estimates}
+
+
+def _others(device_types: Iterable[str]) -> list[DeviceType]:
+    """Return the device types that are not this machine."""
     wanted = [name for name in dict.fromkeys(device_types) if name != LOCAL_DEVICE_TYPE]
     try:
-        hardware = [get_device_type(name) for name in wanted]
+        return [get_device_type(name) for name in wanted]
     except UnknownNameError as error:
         raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
-    estimates = {each.name: estimate_profile(graph, measured, each) for each in hardware}
-    return {LOCAL_DEVICE_TYPE: measured, **estimates}
 
 
 def profile_model(
     request: ProfileRequest, graph: ModelGraph, device_types: Iterable[str], *, cache_directory: Path | None
 ) -> dict[str, LayerProfile]:
     """Return what `with_estimates` does of the profile that `local_profiles` returns; raises as these."""
+    _others(device_types)  # an unknown one is refused before a measurement
     (measured,) = local_profiles([request], graph, cache_directory=cache_directory)
     return with_estimates(graph, measured, device_types)

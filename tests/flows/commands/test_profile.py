@@ -7,6 +7,7 @@ import torch
 
 from flows.commands.profile import _profile_table, _write_profiles, add_arguments, run
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.profiling import profile_cache
 from tests.heterps_core.profiling.builders import make_profile
 
 
@@ -34,7 +35,9 @@ def test_the_table_shows_times_and_what_follows_from_them():
     assert any("alpha 0.900" in line and "beta 0.400" in line for line in lines)
 
 
-def test_an_unknown_device_type_is_answered_with_the_known_ones_before_anything_is_measured():
+def test_an_unknown_device_type_is_answered_with_the_known_ones_before_anything_is_measured(monkeypatch):
+    monkeypatch.setattr(profile_cache, "local_profiles", None)
+
     with pytest.raises(UnknownNameError, match=r"known are: .*cpu-c5.*gpu-t4.*local-cpu"):
         run(parse("--device-types", "gpu-t5"))
 
