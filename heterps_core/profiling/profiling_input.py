@@ -56,7 +56,7 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
 
 @lru_cache(maxsize=1)
 def _opened(folder: str) -> PreparedDataset:
-    """Open a data set once for all batch sizes: each time its first row groups are decoded anew."""
+    """Open a data set once for all batch sizes: each time its first row groups are decoded again."""
     return PreparedDataset.open(folder)
 
 

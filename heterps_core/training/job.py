@@ -59,7 +59,7 @@ LEAST_MICROBATCH_ROWS = 64
 """Below, the fixed cost of a message and of a layer's call outweighs its work."""
 
 _MOST_MICROBATCH_ROWS = 8_192
-"""glibc maps tensors above 32 MiB anew each time: whole batches of 65,536 rows took 1.57 times the processor time of
+"""glibc maps tensors above 32 MiB again each time: whole batches of 65,536 rows took 1.57 times the processor time of
 eight parts of them, and 1.6 times the memory (CTR-DNN, 2 cores, AMD EPYC, November 2026)."""
 
 

@@ -180,7 +180,8 @@ class ReplicaBatches:
         keys = None
         if self._has_dropout:
             keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
-        return self._cut(self._block.batch.rows(first, first + size), self._slices, keys)
+        batch = self._block.batch.rows(first, first + size)
+        return cut_batch(batch, self._slices, self._model, row_keys=keys)
 
     def held_out_batch(self, index: int) -> list[MicroBatch]:
         """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
@@ -189,7 +190,7 @@ class ReplicaBatches:
         slices = self._runner.row_slices(num_rows, num_microbatches)
         positions = spread(num_rows, num_microbatches, slices)
         rows = self._dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
-        return self._cut(self._read(rows), slices)
+        return cut_batch(self._read(rows), slices, self._model)
 
     def swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
         """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
@@ -209,11 +210,6 @@ class ReplicaBatches:
             positions=np.tile(self._positions, len(indices)),
         )
         return _Block(cursor.epoch, indices, rows, self._read(rows))
-
-    def _cut(
-        self, batch: ClickBatch, slices: Sequence[tuple[int, RowRange]], keys: Tensor | None = None
-    ) -> list[MicroBatch]:
-        return cut_batch(batch, slices, self._model, row_keys=keys)
 
     def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
         """Read what this stage needs of this replica's rows."""

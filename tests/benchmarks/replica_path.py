@@ -262,7 +262,7 @@ class ReadBatches:
         return 1
 
     def batch_rows(self, epoch: int, batch_index: object, **others: object) -> npt.NDArray[np.int64]:
-        """Return row numbers."""
+        """Return row indices."""
         return self._rows
 
     def batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
