@@ -20,7 +20,7 @@ def taken(table: Any, shape: tuple[int, ...], index: tuple[Ints, ...]) -> Any:
 
     def part(value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            return np.broadcast_to(value, shape)[index]
+            return (value if value.shape == shape else np.broadcast_to(value, shape))[index]
         if isinstance(value, tuple):
             return tuple(map(part, value))
         return taken(value, shape, index) if is_dataclass(value) else value

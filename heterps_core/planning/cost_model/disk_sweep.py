@@ -105,29 +105,30 @@ class SweepTerms:
     worker_seconds: tuple[Floats, ...]
     """g C(h) for each share."""
 
-    def seconds(self, share: int, num_replicas: Floats) -> Floats:
-        """Return ST(k, h) of the share with an index, elementwise; infinite where it does not fit."""
-        steps = self.steps_per_sweep(share, num_replicas)
+    def seconds(self, num_replicas: Floats) -> Floats:
+        """Return ST(k, h) of all shares, infinite where it does not fit; (1, *N) or (H, *N) -> (H, *N)."""
+        steps = self.steps_per_sweep(num_replicas)
         with np.errstate(divide="ignore", invalid="ignore"):
             seconds = 2 * self.table_bytes / num_replicas / self.disk_bytes_per_s / steps
         fits = (steps >= 1) & (self.disk_bytes > 0)
         return np.where(fits & is_within(self.table_bytes / num_replicas, self.disk_bytes), seconds, np.inf)
 
-    def steps_per_sweep(self, share: int, num_replicas: Floats) -> Floats:
-        """Return n(k, h) of the share with an index; below 1 where it does not fit."""
-        left_bytes = (
-            num_replicas * self.spare_bytes - self.resident_bytes - self.held_shares[share] * self.table_bytes
-        )
+    def steps_per_sweep(self, num_replicas: Floats) -> Floats:
+        """Return n(k, h) of all shares, below 1 where it does not fit; (1, *N) or (H, *N) -> (H, *N)."""
+        ndim = num_replicas.ndim
+        held_bytes = of_shares(self.held_shares, ndim) * self.table_bytes
+        left_bytes = num_replicas * self.spare_bytes - self.resident_bytes - held_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray(np.where(left_bytes > 0, left_bytes / self.cold_bytes[share], 0.0))
+            return np.asarray(np.where(left_bytes > 0, left_bytes / of_shares(self.cold_bytes, ndim), 0.0))
 
-    def least_replicas(self, share: int, x: Floats) -> Floats:
-        """Return the least whole k with ST(k, h) <= x, infinite where there is none; x broadcasts against N.
+    def least_replicas(self, x: Floats) -> Floats:
+        """Return the least whole k with ST(k, h) <= x of all shares, infinite where there is none.
 
-        It may be infinite, which asks for the fewest that memory and disk allow.
+        Times x, of shape (1, ...), broadcast against (H, *N); an infinite one asks for the fewest that memory and
+        disk allow.
         """
-        held_bytes = self.resident_bytes + self.held_shares[share] * self.table_bytes
-        cold_bytes = self.cold_bytes[share]
+        held_bytes = self.resident_bytes + of_shares(self.held_shares, x.ndim) * self.table_bytes
+        cold_bytes = of_shares(self.cold_bytes, x.ndim)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             swept = 2 * self.table_bytes * cold_bytes / (self.disk_bytes_per_s * x)
             root = (held_bytes + np.sqrt(held_bytes * held_bytes + 4 * self.spare_bytes * swept)) / (
@@ -138,18 +139,24 @@ class SweepTerms:
         enough = np.where((self.spare_bytes > 0) & np.isfinite(enough), np.maximum(enough, 1.0), np.inf)
         # Rounding may have moved a quotient across a whole number; the time itself decides.
         least = np.ceil(enough * (1 - _NEAR_INTEGER))
-        seconds = self.seconds(share, least)
+        seconds = self.seconds(least)
         return np.where(np.isfinite(seconds) & (seconds <= x), least, least + 1)
 
     def sweep(self, index: int, share: int, num_replicas: Floats, hot_shares: Sequence[float]) -> Sweep:
         """Return how one of the stages sweeps with a share of hot rows; N is one axis."""
         return Sweep(
-            seconds=float(self.seconds(share, num_replicas)[index]),
+            seconds=float(self.seconds(num_replicas[None])[share, index]),
             worker_seconds=float(self.worker_seconds[share][index]),
             hot_share=hot_shares[share],
-            steps_per_sweep=float(self.steps_per_sweep(share, num_replicas)[index]),
+            steps_per_sweep=float(self.steps_per_sweep(num_replicas[None])[share, index]),
             disk_bytes=float((self.table_bytes / num_replicas)[index]),
         )
+
+
+def of_shares(values: Sequence[Floats | float], num_axes: int) -> Floats:
+    """Return the values of H shares as an array of so many axes, the shares first."""
+    stacked = np.array(values)
+    return stacked.reshape(len(values), *(1,) * (num_axes - stacked.ndim), *stacked.shape[1:])
 
 
 def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Floats]) -> SweepTerms | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints, taken
-from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms
+from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms, of_shares
 from heterps_core.planning.cost_model.replica_roots import kept_counts
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
@@ -63,27 +63,26 @@ class StageTable:
         """Least replicas whose memory and disks hold the stage; infinite where none do."""
         if self.sweep is None:
             return self.memory_replicas
-        shares = range(len(self.sweep.held_shares))
-        swept = [self.sweep.least_replicas(share, np.array(np.inf)) for share in shares]
-        return np.asarray(np.minimum.reduce([np.broadcast_to(self.memory_replicas, swept[0].shape), *swept]))
+        swept = self.sweep.least_replicas(np.full((1,) * (self.compute_seconds.ndim + 1), np.inf)).min(axis=0)
+        return np.asarray(np.minimum(self.memory_replicas, swept))
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k), elementwise; infinite k are allowed."""
         seconds = self._seconds_in_memory(num_replicas)
         if self.sweep is None:
             return seconds
-        sweeping = np.minimum.reduce(self._swept_seconds(self.sweep, num_replicas))
-        return np.asarray(np.where(num_replicas >= self.memory_replicas, seconds, sweeping))
+        sweeps = np.nonzero(np.broadcast_to(num_replicas < self.memory_replicas, seconds.shape))
+        if sweeps[0].size:
+            part = self.at(sweeps[seconds.ndim - self.compute_seconds.ndim :])
+            replicas = np.broadcast_to(num_replicas, seconds.shape)[sweeps]
+            seconds[sweeps] = part._swept_seconds(replicas).min(axis=0)
+        return seconds
 
-    def _swept_seconds(self, sweep: SweepTerms, num_replicas: Floats) -> list[Floats]:
-        """Return ET(k) of stages that sweep, for each share of hot rows."""
-        return [
-            np.maximum(
-                self.with_work(worker_seconds)._seconds_in_memory(num_replicas),
-                sweep.seconds(share, num_replicas),
-            )
-            for share, worker_seconds in enumerate(sweep.worker_seconds)
-        ]
+    def _swept_seconds(self, num_replicas: Floats) -> Floats:
+        """Return ET(k) of stages that sweep, for each share of hot rows; N is one axis, shape (H, N)."""
+        assert self.sweep is not None
+        working = self.with_work(np.array(self.sweep.worker_seconds))
+        return np.maximum(working._seconds_in_memory(num_replicas), self.sweep.seconds(num_replicas[None]))
 
     def with_work(self, worker_seconds: Floats) -> StageTable:
         """Return the table of stages whose workers compute g C(h) for sweeps, without the time of the disk."""
@@ -132,8 +131,8 @@ class StageTable:
         """
         if self.sweep is None:
             return self, [None] * num_replicas.size
-        seconds = self._swept_seconds(self.sweep, num_replicas)
-        is_swept = (num_replicas < self.memory_replicas) & np.isfinite(np.minimum.reduce(seconds))
+        seconds = self._swept_seconds(num_replicas)
+        is_swept = (num_replicas < self.memory_replicas) & np.isfinite(seconds.min(axis=0))
         sweeps = [
             self.sweep.sweep(index, share, num_replicas, hot_shares) if swept else None
             for index, (share, swept) in enumerate(
@@ -204,16 +203,22 @@ class StageTable:
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
         if self.sweep is None:
-            return self._least_held(stage_seconds, x, self.memory_replicas)
-        found = [replace(self, sweep=None)._least_held(stage_seconds, x, self.memory_replicas)]
-        for share in range(len(self.sweep.held_shares)):
-            held = self.sweep.least_replicas(share, x)
-            swept = self.with_work(self.sweep.worker_seconds[share])
-            found.append(swept._least_held(stage_seconds, x, held))
-        return np.asarray(np.minimum.reduce(found))
+            return self._least_held(x, self.memory_replicas)
+        least = replace(self, sweep=None)._least_held(x, self.memory_replicas)
+        held = self.sweep.least_replicas(x[None])  # (H, X, *N)
+        # Rows on disk can only help where fewer replicas hold them.
+        share, *place = np.nonzero(held < least)
+        if share.size:
+            limits = np.broadcast_to(x, least.shape)[tuple(place)]
+            part = self.at(tuple(place[1:]))
+            work = np.broadcast_to(of_shares(self.sweep.worker_seconds, held.ndim), held.shape)
+            swept = part.with_work(work[(share, *place)])
+            found = swept._least_held(limits[None], held[(share, *place)])[0]
+            np.minimum.at(least, tuple(place), found)
+        return least
 
-    def _least_held(self, stage_seconds: Floats, x: Floats, held: Floats) -> Floats:
-        """Return the least k with ET(k) <= x of those from `held` on."""
+    def _least_held(self, x: Floats, held: Floats) -> Floats:
+        """Return the least k with ET(k) <= x of those from `held` on; times x of shape (X, ...) give (X, *N)."""
         if self.trainer is not None:
             replicas = self._least_of_trainer(self.trainer, x, held)
             replicas[replicas > np.minimum(self.max_units, self.trainer.microbatch_rows)] = np.inf
@@ -230,7 +235,7 @@ class StageTable:
         where = np.nonzero(doubtful & np.isfinite(exact))
         if where[0].size:
             rounded = nearest[where]
-            too_slow = self.at(where[1:]).seconds(rounded) > stage_seconds[where[0]]
+            too_slow = self.at(where[1:]).seconds(rounded) > np.broadcast_to(x, exact.shape)[where]
             replicas[where] = rounded + too_slow
         if self.single_communication_seconds is not None:
             alone = self.seconds(np.ones_like(self.memory_replicas))
