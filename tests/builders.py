@@ -91,7 +91,7 @@ def _draw_layer(random: np.random.Generator, index: int, names: list[str], *, sc
 
 
 def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProblem:
-    """Return the problem where an exchange costs a worker about as much as its bytes, in drawn shares."""
+    """Return the problem where exchanges and boundaries cost a worker about as much as their bytes."""
     random = np.random.default_rng(seed)
     return replace(
         problem,
@@ -105,6 +105,8 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
                 exchange_seconds=float(10 ** random.uniform(-4, -2)),
                 exchange_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
                 exchange_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
+                boundary_seconds=float(10 ** random.uniform(-4, -2)),
+                boundary_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
             )
             for name, unit in problem.device_types.items()
         },

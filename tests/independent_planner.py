@@ -41,6 +41,9 @@ class _Work:
     across: float
     num_sharded: int
     exchanged_bytes: float
+    num_boundaries: int
+    crossing_bytes: float
+    """Of a sample, both directions and boundaries."""
 
 
 def _papers_seconds(
@@ -73,6 +76,8 @@ def _trainers_seconds(
     meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
+    computing += m * work.num_boundaries * unit.boundary_seconds
+    computing += work.crossing_bytes * problem.batch_size / pace * unit.boundary_seconds_per_byte
     links = work.across * samples / pace + elsewhere * work.summing * samples
     seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
     return np.where(counts <= rows, seconds, np.inf)
@@ -118,6 +123,8 @@ class CandidateStages:
                     across=2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s,
                     num_sharded=sum(layer.is_sharded for layer in inside),
                     exchanged_bytes=sum(layer.exchanged_bytes for layer in inside),
+                    num_boundaries=(first > 0) + (last + 1 < len(layers)),
+                    crossing_bytes=2 * cut,
                 )
                 if problem.step_model is StepModel.PAPERS:
                     times = _papers_seconds(problem, unit, work, counts)

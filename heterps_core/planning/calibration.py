@@ -20,6 +20,15 @@ MOST_RUNS = 20
 LEAST_RUNS = 3
 """With three, one disturbed run does not move the median."""
 
+_PROCESSOR_TIMES = (
+    "exchange_seconds",
+    "exchange_seconds_per_peer",
+    "exchange_seconds_per_byte",
+    "boundary_seconds",
+    "boundary_seconds_per_byte",
+)
+"""Fields of a unit."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpeed:
@@ -144,9 +153,7 @@ def with_scaled_times(problem: SchedulingProblem, factors: Mapping[str, float]) 
             name: replace(
                 unit,
                 bandwidth_bytes_per_s=within_limits(unit.bandwidth_bytes_per_s / factors.get(name, 1.0)),
-                exchange_seconds=unit.exchange_seconds * factors.get(name, 1.0),
-                exchange_seconds_per_peer=unit.exchange_seconds_per_peer * factors.get(name, 1.0),
-                exchange_seconds_per_byte=unit.exchange_seconds_per_byte * factors.get(name, 1.0),
+                **{part: getattr(unit, part) * factors.get(name, 1.0) for part in _PROCESSOR_TIMES},
             )
             for name, unit in problem.device_types.items()
         },

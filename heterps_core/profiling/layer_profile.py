@@ -42,6 +42,20 @@ class Link:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BoundaryCost:
+    """Processor time of a worker for a boundary of its stage, on either side of it."""
+
+    microbatch_seconds: float = 0.0
+    """For each micro-batch: messages in both directions, and the passes that a stage begins and ends for it."""
+
+    byte_seconds: float = 0.0
+    """For each byte that the worker sends or receives."""
+
+
+NO_COST = BoundaryCost()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MachineSpeed:
     """The limits of one unit, as measured; a roofline divides by them."""
 
@@ -157,9 +171,6 @@ class LayerProfile(JsonDocument):
     """Between replicas of a stage, for dense gradients."""
 
     boundary_link: Link
-    busy_message_seconds: float
-    """Mean time of a small message between two workers of this machine that compute in between."""
-
     machine_speed: MachineSpeed | None
     """Limits of one unit: measured, or published where the profile is an estimate or imported; None if unknown."""
 
@@ -178,6 +189,12 @@ class LayerProfile(JsonDocument):
 
     measured_replica_path: ReplicaPath | None = None
     """What the exchange of rows costs a replica on the measured machine; None for profiles of earlier versions."""
+
+    network_boundary: BoundaryCost = NO_COST
+    """Between stages on two machines."""
+
+    memory_boundary: BoundaryCost = NO_COST
+    """Between stages on one machine."""
 
     clock_over_processor: float = 1.0
     """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""

@@ -1,16 +1,12 @@
-"""How fast two processes of this machine exchange tensors through gloo.
-
-Run as a program it is the second process: python -m heterps_core.profiling.link_measurement STORE_FILE.
-"""
+"""How fast two processes of this machine exchange tensors through gloo, and the cost of a boundary between stages."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.errors import HeterpsError
+from heterps_core.profiling.boundary_measurement import measure_boundary
 from heterps_core.profiling.layer_profile import Link
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
@@ -28,9 +25,6 @@ SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
 
 SMALL_REPEATS, LARGE_REPEATS = 60, 30
 
-BUSY_ROWS, BUSY_WIDTH, BUSY_PRODUCTS = 256, 400, 5
-"""Computing between two messages: 4 ms on one core, like a layer or two of a model."""
-
 TIMEOUT = timedelta(seconds=60)
 
 _SECOND_PROCESS_EXIT_S = 10.0
@@ -38,23 +32,22 @@ _SECOND_PROCESS_EXIT_S = 10.0
 
 @contextmanager
 def second_process(folder: Path) -> Iterator[Path]:
-    """Start the second process and end it whatever happens; yields the store file to meet it with.
+    """Fork the second process and end it whatever happens; yields the store file to meet it with.
 
-    Starting it takes as long as loading torch, so start it early and measure late.
+    A fork has loaded torch. No thread must run yet.
     """
     store_file = folder / "store"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "heterps_core.profiling.link_measurement", str(store_file)],
-        stdout=subprocess.DEVNULL,
+    process = multiprocessing.get_context("fork").Process(
+        target=measure_links, args=(store_file,), kwargs={"rank": 1}
     )
+    process.start()
     try:
         yield store_file
         # What was measured holds, however the other process ends.
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_SECOND_PROCESS_EXIT_S)
+        process.join(_SECOND_PROCESS_EXIT_S)
     finally:
         process.kill()
-        process.wait()
+        process.join()
 
 
 def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
@@ -81,7 +74,8 @@ def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
             # A ring of two moves 2 * (2 - 1) / 2 of the floats.
             "all_reduce_link": _link(dist.all_reduce, bytes_on_the_wire=BYTES_PER_FLOAT32),
             "boundary_link": _link(_send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2),
-            "busy_message_seconds": _busy_message_seconds(),
+            "network_boundary": measure_boundary(rank, shares_memory=False),
+            "memory_boundary": measure_boundary(rank, shares_memory=True),
         }
     finally:
         dist.destroy_process_group()
@@ -131,28 +125,3 @@ def _undisturbed_seconds(operation: Callable[[torch.Tensor], object], num_floats
         operation(floats)
         times_ms.append((time.perf_counter() - started_s) * MS_PER_S)
     return Timing.from_repeats(times_ms).low_ms / MS_PER_S
-
-
-def _busy_message_seconds() -> float:
-    """Return the mean time of a small message after some milliseconds of computing.
-
-    The threads of gloo come to their turn on a core that computes only when its time slice ends, so now and then
-    a message takes milliseconds. A median would hide just that.
-    """
-    left, right = torch.rand(BUSY_ROWS, BUSY_WIDTH), torch.rand(BUSY_WIDTH, BUSY_WIDTH)
-    floats = torch.zeros(SMALL_FLOATS)
-    seconds = 0.0
-    for _ in range(SMALL_REPEATS):
-        for _ in range(BUSY_PRODUCTS):
-            torch.mm(left, right)
-        # Beginning together, neither waits for the other's computing.
-        dist.barrier()
-        started_s = time.perf_counter()
-        _exchange(floats)
-        seconds += time.perf_counter() - started_s
-    return seconds / SMALL_REPEATS
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    measure_links(Path(sys.argv[1]), rank=1)

@@ -63,7 +63,7 @@ def _profile_name(
         values["precision"] = request.precision
     if device_type == LOCAL_DEVICE_TYPE:
         # Earlier versions measured plain layers by the clock.
-        values["measured"] = "layers of a stage in processor time"
+        values["measured"] = "layers and boundaries of a stage in processor time"
     text = json.dumps(values, sort_keys=True)
     return f"{device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 

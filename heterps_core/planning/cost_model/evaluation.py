@@ -125,12 +125,15 @@ class PlanEvaluation:
         return max(self.stages, key=lambda stage: stage.seconds)
 
 
-def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluation:
+def evaluate(
+    problem: SchedulingProblem, stages: Sequence[Stage], *, num_microbatches: int | None = None
+) -> PlanEvaluation:
     """Return time, memory, price and constraint violations of a plan.
 
     With ET(k) of each stage as in `step_model.py`, throughput = B / max ET, and
     cost = E * M / throughput / 3600 * sum of price * k, with the lines of `extra_costs` besides. The trainer's step
-    is simulated, as stages may wait for one another (`pipeline_simulation.py`).
+    is simulated, as stages may wait for one another (`pipeline_simulation.py`), by default with as many micro-batches
+    as the trainer takes.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, name an unknown device type, or two
@@ -144,7 +147,7 @@ def evaluate(problem: SchedulingProblem, stages: Sequence[Stage]) -> PlanEvaluat
                 f"{left.last_layer} and {right.first_layer}..{right.last_layer} are both on "
                 f"{left.device_type!r}; join them"
             )
-    num_microbatches = num_microbatches_of(problem, len(stages))
+    num_microbatches = num_microbatches or num_microbatches_of(problem, len(stages))
     parts = _evaluate_stages(problem, stages, num_microbatches=num_microbatches)
     # Where all stages are on spot, one of them has a machine on-demand: the stage for which that adds least.
     added_usd = [_on_demand_usd_per_hour(problem, stage) for stage in stages]

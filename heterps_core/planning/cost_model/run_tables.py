@@ -112,6 +112,7 @@ def _stage_table(
         messages = num_messages(sums([layer.is_sharded for layer in layers]))
         work_seconds = communication_scale * sums([layer.exchanged_bytes for layer in layers])[:, None]
         work_seconds *= np.array([unit.exchange_seconds_per_byte for unit in units])
+        num_boundaries = 2.0 - (first == 0) - (last == problem.num_layers - 1)
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
@@ -121,6 +122,12 @@ def _stage_table(
             work_seconds=work_seconds * communication_fraction,
             sum_seconds=scale
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
+            boundary_fixed_seconds=num_microbatches
+            * num_boundaries[:, None]
+            * [unit.boundary_seconds for unit in units],
+            boundary_shared_seconds=scale
+            * crossing_bytes[:, None]
+            * [unit.boundary_seconds_per_byte for unit in units],
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
             drained_paths=drained_paths(problem, num_microbatches, first, last, by_type)

@@ -114,6 +114,7 @@ class StageTable:
         compute = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
         if self.trainer is None:
             return StageSeconds(compute, 0.0, across, 0.0, 0.0)
+        compute = compute + self.trainer.boundary_seconds(num_replicas)
         return StageSeconds(
             compute,
             self.trainer.exchange_seconds(num_replicas),
@@ -251,7 +252,9 @@ class StageTable:
         first one after a gap.
         """
         in_series = self.compute_seconds * (1 - self.compute_parallel_fraction)
+        in_series = in_series + trainer.boundary_fixed_seconds
         divided = self.compute_seconds * self.compute_parallel_fraction
+        divided = divided + trainer.boundary_shared_seconds
         # Share of the exchange, fixed and divided seconds of other work, and the sum of gradients.
         paths: list[tuple[Floats | float, Floats | float, Floats, Floats | float]] = [
             (1.0, 0.0, self.communication_seconds, trainer.sum_seconds)

@@ -52,6 +52,12 @@ class TrainerTerms:
     """W beta s."""
 
     sum_seconds: Floats
+    boundary_fixed_seconds: Floats
+    """m b H: processor time of the messages of a stage with b boundaries."""
+
+    boundary_shared_seconds: Floats
+    """Processor time of the bytes of these messages, on one unit."""
+
     single_replica_communicates: bool
     """Without the factors (k - 1) / k."""
 
@@ -69,6 +75,10 @@ class TrainerTerms:
         )
         exchanges = True if self.single_replica_communicates else num_replicas > 1
         return np.asarray(crossing + work * exchanges)
+
+    def boundary_seconds(self, num_replicas: Floats) -> Floats:
+        """Return the processor time that boundaries add to CT(k), elementwise."""
+        return self.boundary_fixed_seconds + self.boundary_shared_seconds / num_replicas
 
     def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
         """Return AT(k), elementwise."""

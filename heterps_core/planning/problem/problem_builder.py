@@ -21,7 +21,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     UnitType,
     is_cpu,
 )
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming
+from heterps_core.profiling.layer_profile import NO_COST, LayerProfile, LayerTiming
 
 ROUND_TRIP_MESSAGES = 4
 """Messages of an embedding for one batch: counts, row indices and rows on the way forward, gradients back."""
@@ -79,6 +79,8 @@ def unit_type(
             batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
         )
     path, is_trainers = profile.replica_path, step_model is StepModel.TRAINER
+    # Beside a card the cores of its host send and receive.
+    boundary = profile.network_boundary if is_trainers and is_cpu(device_type.name) else NO_COST
     return UnitType(
         price_usd_per_hour=price_usd_per_hour,
         max_units=max_units,
@@ -95,6 +97,8 @@ def unit_type(
         exchange_seconds=path.message_seconds * is_trainers,
         exchange_seconds_per_peer=path.peer_seconds * is_trainers,
         exchange_seconds_per_byte=path.byte_seconds * is_trainers,
+        boundary_seconds=boundary.microbatch_seconds,
+        boundary_seconds_per_byte=boundary.byte_seconds,
     )
 
 
@@ -148,7 +152,7 @@ def build_problem(
                     for name in device_types
                 },
                 communication_seconds={
-                    name: _in_stage_seconds(
+                    name: in_stage_seconds(
                         profiles[name],
                         index,
                         batch_size=batch_size,
@@ -232,7 +236,7 @@ def _slower(timing: LayerTiming, factor: float) -> LayerTiming:
     return timing.scaled(factor) if timing.is_sharded else timing
 
 
-def _in_stage_seconds(
+def in_stage_seconds(
     profile: LayerProfile,
     layer: int,
     *,
@@ -245,8 +249,7 @@ def _in_stage_seconds(
     An embedding exchanges its distinct rows: row indices out, rows in, gradients out, in four messages. A dense
     layer all-reduces its gradients, 2 |W| bytes over a ring, once a training batch, of which B_o of B samples
     bear B_o / B. Among k replicas only (k - 1) / k of either crosses a link, so this errs on the slow side:
-    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`). Compare `dry_run.py`,
-    where k is known.
+    two-fold for two replicas. One replica takes none of it (`single_replica_communicates`).
     """
     timing = profile.timings[layer]
     if timing.is_sharded:

@@ -151,6 +151,13 @@ class UnitType(JsonDocument):
     exchange_seconds_per_byte: NotNegative = 0.0
     """The same for each of the `exchanged_bytes`."""
 
+    boundary_seconds: NotNegative = 0.0
+    """Processor time of a replica for a boundary of its stage, for each micro-batch. By the trainer's step alone, as
+    is the next one."""
+
+    boundary_seconds_per_byte: NotNegative = 0.0
+    """The same for each byte that the replica sends or receives there."""
+
     @property
     def usable_bytes(self) -> float:
         """What state may fill; below 0 where not even the worker fits."""

@@ -107,13 +107,14 @@ def pipeline_load(
     # exchange for as long as the one with most rows.
     means, slowest = table.terms(replicas), table.terms(table.pacing(replicas))
     seconds = np.stack(np.broadcast_arrays(*means._replace(exchange=slowest.exchange)), axis=1)
-    alphas = np.broadcast_to(table.compute_parallel_fraction, replicas.shape)
+    # Twice the replicas save half of the part that grows with the rows.
+    with_rows = 2 * (means.compute - table.terms(2 * replicas).compute)
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(
-            _stage_load(problem, stage, terms, alpha, num_microbatches)
-            for stage, terms, alpha in zip(stages, seconds.tolist(), alphas.tolist(), strict=True)
+            _stage_load(problem, stage, terms, row_seconds, num_microbatches)
+            for stage, terms, row_seconds in zip(stages, seconds.tolist(), with_rows.tolist(), strict=True)
         ),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,
@@ -125,7 +126,7 @@ def _stage_load(
     problem: SchedulingProblem,
     stage: Stage,
     terms: Sequence[float],
-    alpha: float,
+    row_seconds: float,
     num_microbatches: int,
 ) -> StageLoad:
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
@@ -163,13 +164,12 @@ def _stage_load(
         if layer.kind == LayerKind.FULLY_CONNECTED
     )
     weight_share = ratio(connected_seconds, layer_seconds, otherwise=0.0) * WEIGHT_GRADIENT_SHARE
-    k = stage.num_replicas
     return StageLoad(
-        num_replicas=k,
+        num_replicas=stage.num_replicas,
         forward_seconds=FORWARD_SHARE * compute_seconds,
         backward_seconds=(1 - FORWARD_SHARE - weight_share) * compute_seconds,
         weight_gradient_seconds=weight_share * compute_seconds,
-        compute_row_share=(alpha / k) / (1 - alpha + alpha / k),
+        compute_row_share=ratio(row_seconds, compute, otherwise=0.0),
         input_seconds=input_seconds,
         output_seconds=output_seconds,
         exchange_seconds=pull_seconds / num_microbatches,

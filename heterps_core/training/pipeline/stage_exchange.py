@@ -7,6 +7,7 @@ overlap, the overlap is one message. Sender and receiver compute the same list, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.transport.rank_layout import RankLayout
@@ -54,6 +55,7 @@ def batch_slices(
     return slices
 
 
+@lru_cache(maxsize=1024)
 def _routes_to_neighbour(
     num_rows: int, *, num_replicas: int, replica: int, num_peer_replicas: int
 ) -> tuple[_Route, ...]:

@@ -151,8 +151,11 @@ def _in_memory(
         num_tables = sum(layer.is_sharded for layer in layers)
         handling = of_one * (3 if num_tables else 0)
         handling += exchanged_bytes * unit.exchange_seconds_per_byte
+    num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)
+    messages = m * num_boundaries * unit.boundary_seconds
+    messages += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte
     return (
-        work * (m * (1 - alpha) + alpha * scale / k),
+        work * (m * (1 - alpha) + alpha * scale / k) + messages,
         crossing * rows * (1 - beta + beta * scale / k) + handling,
         boundary * scale / k + crossing * (traffic - rows) * scale,
     )

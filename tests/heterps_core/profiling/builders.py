@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
-from heterps_core.profiling.layer_profile import LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.layer_profile import BoundaryCost, LayerProfile, LayerTiming, Link, MachineSpeed
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.profile_cache import keep_profile, replica_path_name
 from heterps_core.profiling.replica_path import ReplicaPath
@@ -92,7 +92,8 @@ def make_profile(
         exchange_link=LINK,
         all_reduce_link=LINK,
         boundary_link=LINK,
-        busy_message_seconds=0.002,
+        network_boundary=BoundaryCost(microbatch_seconds=0.004, byte_seconds=2e-6),
+        memory_boundary=BoundaryCost(microbatch_seconds=0.002, byte_seconds=1e-6),
         machine_speed=SPEED,
         sum_over_step=0.95,
         measured_at="2026-07-01T00:00:00+00:00",

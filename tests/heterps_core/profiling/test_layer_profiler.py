@@ -136,7 +136,9 @@ def test_links_and_speeds_are_measured(measured):
     for link in (measured.exchange_link, measured.all_reduce_link, measured.boundary_link):
         assert link.latency_seconds > 0
         assert link.bandwidth_bytes_per_s > 0
-    assert measured.busy_message_seconds > 0
+    for boundary in (measured.network_boundary, measured.memory_boundary):
+        assert 0 < boundary.microbatch_seconds < 0.1
+        assert 0 <= boundary.byte_seconds < 1e-6
     assert measured.machine_speed.flops_per_s > measured.machine_speed.memory_bandwidth_bytes_per_s > 0
     assert measured.hardware_fingerprint == this_machine().fingerprint()
 

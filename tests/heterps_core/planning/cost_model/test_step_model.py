@@ -70,7 +70,11 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     if stage.last_layer < problem.num_layers - 1:
         cut_bytes += layers[-1].output_bytes_per_sample
     across = 2 * problem.profile_batch_size * cut_bytes / unit.bandwidth_bytes_per_s
-    on_worker = computing * (m * (1 - alpha) + alpha * samples / k)
+    num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)
+    on_worker = (
+        computing * (m * (1 - alpha) + alpha * samples / k) + m * num_boundaries * unit.boundary_seconds
+    )
+    on_worker += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
     if any(layer.is_sharded for layer in layers):
         handling += 3 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
