@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import shutil
@@ -69,6 +70,21 @@ LONGEST_FILES = (
 UNEXPECTED_SKIPS: list[str] = []
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the cyclic garbage collector, which visits the same million objects again and again.
+
+    These objects live until the session ends, so no later collection visits them either. It takes 40 % of the time.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests into tiers, and long files first, so that the processes that share the files end together.
@@ -122,6 +138,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Where the machine is known to have what the tests need, a skip that is not on the list is a failure."""
+    gc.unfreeze()
     if (
         os.environ.get("HETERPS_REFUSE_SKIPS")
         and UNEXPECTED_SKIPS
