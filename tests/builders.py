@@ -104,6 +104,7 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
                 unit,
                 exchange_seconds=float(10 ** random.uniform(-4, -2)),
                 exchange_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
+                exchange_seconds_per_table=float(10 ** random.uniform(-4, -2)),
                 exchange_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
                 boundary_seconds=float(10 ** random.uniform(-4, -2)),
                 boundary_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),

@@ -74,6 +74,7 @@ def _trainers_seconds(
     carried = elsewhere * work.exchanging * shrunk
     messages = 3 if work.num_sharded else 0
     meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
+    meeting = meeting + work.num_sharded * unit.exchange_seconds_per_table
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
     computing += m * work.num_boundaries * unit.boundary_seconds

@@ -23,6 +23,7 @@ LEAST_RUNS = 3
 _PROCESSOR_TIMES = (
     "exchange_seconds",
     "exchange_seconds_per_peer",
+    "exchange_seconds_per_table",
     "exchange_seconds_per_byte",
     "boundary_seconds",
     "boundary_seconds_per_byte",

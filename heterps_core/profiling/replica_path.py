@@ -1,8 +1,8 @@
-"""What the exchange of rows among replicas costs the processor of each, as a law of three terms. No torch here.
+"""What the exchange of rows among replicas costs the processor of each, as a law of four terms. No torch here.
 
-With k replicas a step of a table takes a replica, beside the work of a single process on as many samples,
+With k replicas a step of t tables takes a replica, beside the work of a single process on as many samples,
 
-    n (F + P (k - 1)) + W b
+    n (F + P (k - 1)) + G t + W b
 
 seconds of all its threads: n messages, and b bytes of indices, rows and gradients of the distinct rows that it looks
 up, its own among them (`planning/cost_model/step_model.py`).
@@ -26,9 +26,12 @@ MOST_RELATIVE_ERROR = 0.2
 
 
 class PathSample(NamedTuple):
-    """The mean step of the replicas of one table."""
+    """The mean step of the replicas of some tables."""
 
     num_replicas: int
+    num_tables: int
+    """t."""
+
     num_bytes: float
     """b."""
 
@@ -54,8 +57,11 @@ class ReplicaPath(JsonDocument):
     byte_seconds: float
     """W."""
 
+    table_seconds: float = 0.0
+    """G; 0 in documents of before, whose F has it."""
+
     relative_error: float
-    """Largest difference of the law from a measured step of a table, as a share of it; 1 without a measurement."""
+    """Largest difference of the law from a measured step of tables, as a share of it; 1 without a measurement."""
 
     measured_at: str = ""
     """ISO 8601; empty where nothing was measured."""
@@ -64,8 +70,8 @@ class ReplicaPath(JsonDocument):
         """Return the terms for people."""
         return (
             f"a message among them takes each {1e3 * self.message_seconds:.3f} ms of a core and "
-            f"{1e3 * self.peer_seconds:.3f} ms a peer, a megabyte of rows {1e9 * self.byte_seconds:.3f} ms "
-            f"(within {self.relative_error:.0%})"
+            f"{1e3 * self.peer_seconds:.3f} ms a peer, a table {1e3 * self.table_seconds:.3f} ms, a megabyte of "
+            f"rows {1e9 * self.byte_seconds:.3f} ms (within {self.relative_error:.0%})"
         )
 
     @classmethod
@@ -79,25 +85,26 @@ def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPa
 
     Example:
         >>> samples = [
-        ...     PathSample(k, b, 0.001, 0.001 + 3 * (2e-4 + 5e-5 * (k - 1)) + 1e-9 * b)
-        ...     for k, b in ((2, 8e5), (4, 1e5), (8, 2e5))
+        ...     PathSample(k, t, b, 0.001, 0.001 + 3 * (2e-4 + 5e-5 * (k - 1)) + 4e-4 * t + 1e-9 * b)
+        ...     for k, t, b in ((2, 1, 8e5), (4, 2, 1e5), (8, 1, 2e5), (8, 2, 2e5))
         ... ]
         >>> path = fitted_path(samples, measured_at="")
-        >>> [round(1e6 * each, 3) for each in (path.message_seconds, path.peer_seconds, path.byte_seconds)]
-        [200.0, 50.0, 0.001]
+        >>> [round(1e6 * each) for each in (path.message_seconds, path.peer_seconds, path.table_seconds)]
+        [200, 50, 400]
     """
     # Here, as it loads for a fifth of a second.
     from scipy.optimize import nnls
 
-    replicas, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
+    replicas, tables, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
     messages = np.full(replicas.size, float(MESSAGES_OF_STEP))
-    terms = np.stack([messages, messages * (replicas - 1), num_bytes], axis=1) / seconds[:, None]
+    terms = np.stack([messages, messages * (replicas - 1), tables, num_bytes], axis=1) / seconds[:, None]
     wanted = (seconds - alone) / seconds
     found, _ = nnls(terms, wanted)
     return ReplicaPath(
         message_seconds=float(found[0]),
         peer_seconds=float(found[1]),
-        byte_seconds=float(found[2]),
+        table_seconds=float(found[2]),
+        byte_seconds=float(found[3]),
         relative_error=float(np.abs(terms @ found - wanted).max()),
         measured_at=measured_at,
     )

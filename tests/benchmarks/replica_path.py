@@ -4,7 +4,8 @@ Each replica is a process; they exchange rows by messages (sockets over loopback
 a pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand
 gradients back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More
 processes than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a
-worker, median of rounds, then of workers. "Others" are all threads but the main one and the feed's.
+worker, median of rounds, then of workers. "Others" are all threads but the main one and the feed's. All models and
+numbers of replicas take turns round after round, so that a busy second slows all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,8 +55,16 @@ MODELS = ("ctrdnn", "wide-deep", "lr")
 NUM_REPLICAS = (1, 2, 4, 8, 16, 24)
 ROWS_ALONE = (BATCH_SIZE, BATCH_SIZE // 2, BATCH_SIZE // 4, BATCH_SIZE // 8)
 NUM_ROWS = 1_000_000
-NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 7, 8, 4
+NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 10, 6, 2
 LEARNING_RATE = 0.05
+
+
+class Setting(NamedTuple):
+    """One of the things that are measured."""
+
+    model: str
+    num_replicas: int
+    batch_size: int
 
 
 class Seconds(NamedTuple):
@@ -75,12 +84,16 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     They have the form of the benchmark contract.
     """
     path = measure_replica_path()
+    by_worker = run_in_processes(measure, max(NUM_REPLICAS), seed)
     seconds: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
-    for count in NUM_REPLICAS:
-        by_worker = run_in_processes(measure, count, count, seed)
-        for model in MODELS:
-            steps = [worker[model] for worker in by_worker]
-            seconds[model][count] = Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
+    alone: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
+    for setting in by_worker[0]:
+        steps = [worker[setting] for worker in by_worker[: setting.num_replicas]]
+        step = Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
+        if setting.batch_size == BATCH_SIZE:
+            seconds[setting.model][setting.num_replicas] = step
+        if setting.num_replicas == 1:
+            alone[setting.model][setting.batch_size] = step
     figures = []
     for model, of_model in seconds.items():
         for count, step in of_model.items():
@@ -92,7 +105,6 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
                 ("others", others),
             ):
                 figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
-    alone = {rows: run_in_processes(measure, 1, 1, seed, rows)[0] for rows in ROWS_ALONE}
     figures += planned_figures(path, seconds, alone, seed=seed)
     for model, of_model in seconds.items():
         ratio = of_model[16].all / of_model[1].all
@@ -106,7 +118,7 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
 def planned_figures(
     path: ReplicaPath,
     seconds: Mapping[str, Mapping[int, Seconds]],
-    alone: Mapping[int, Mapping[str, Seconds]],
+    alone: Mapping[str, Mapping[int, Seconds]],
     *,
     seed: int,
 ) -> list[dict[str, Any]]:
@@ -115,11 +127,13 @@ def planned_figures(
     Args:
         path: The law that was measured on its own, as for a profile.
         seconds: Model -> replicas -> a measured step.
-        alone: Rows of a batch -> model -> a step of one process.
+        alone: Model -> rows of a batch -> a step of one process.
     """
     figures, misses, samples = [], [], []
     for model, of_model in seconds.items():
-        problem = planned_problem(model, path, {rows: of[model].all for rows, of in alone.items()}, seed=seed)
+        problem = planned_problem(
+            model, path, {rows: step.all for rows, step in alone[model].items()}, seed=seed
+        )
         beta = problem.device_types["core"].communication_parallel_fraction
         for count, step in of_model.items():
             compute_s, exchange_s = planned_seconds(problem, count)
@@ -128,7 +142,7 @@ def planned_figures(
             figures.append(figure(f"{model}_planned_over_measured_{count}", ratio, "ratio"))
             num_bytes = sum(layer.exchanged_bytes for layer in problem.layers) * (1 - beta + beta / count)
             if count > 1:
-                samples.append(PathSample(count, num_bytes, compute_s, step.all))
+                samples.append(PathSample(count, problem.num_layers, num_bytes, compute_s, step.all))
     fitted = fitted_path(samples, measured_at="")
     return [
         *figures,
@@ -193,6 +207,7 @@ def planned_problem(
                 communication_parallel_fraction=min(2 * (1 - sum(half) / sum(whole)), 1.0),
                 exchange_seconds=path.message_seconds,
                 exchange_seconds_per_peer=path.peer_seconds,
+                exchange_seconds_per_table=path.table_seconds,
                 exchange_seconds_per_byte=path.byte_seconds,
             )
         },
@@ -207,42 +222,56 @@ def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> tuple[floa
     return float(np.squeeze(terms.compute)), float(np.squeeze(terms.exchange))
 
 
-def measure(rank: int, num_replicas: int, seed: int, batch_size: int = BATCH_SIZE) -> dict[str, Seconds]:
-    """Return for each model the processor seconds of a step of this replica."""
-    place = StagePlace(
-        layout=RankLayout((tuple(range(num_replicas)),)),
-        replica=rank,
-        group=dist.group.WORLD if num_replicas > 1 else None,
-    )
-    drawn = make_batches(NUM_ROWS, seed=seed, batch_size=batch_size)
-    return {model: seconds_of_step(model, place, drawn, seed=seed) for model in MODELS}
+def measure(rank: int, seed: int) -> dict[Setting, Seconds]:
+    """Return for each setting that has this replica the processor seconds of a step, the median of the rounds."""
+    replicas: dict[Setting, Replica] = {}
+    for count in NUM_REPLICAS:
+        members = tuple(range(count))
+        group = dist.new_group(list(members)) if count > 1 else None
+        if rank < count:
+            place = StagePlace(layout=RankLayout((members,)), replica=rank, group=group)
+            for batch_size in ROWS_ALONE if count == 1 else (BATCH_SIZE,):
+                drawn = make_batches(NUM_ROWS, seed=seed, batch_size=batch_size)
+                for model in MODELS:
+                    replicas[Setting(model, count, batch_size)] = Replica(model, place, drawn, seed=seed)
+    rounds = [[replica.seconds_of_step() for replica in replicas.values()] for _ in range(NUM_ROUNDS)]
+    return {
+        setting: Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
+        for setting, steps in zip(replicas, zip(*rounds, strict=True), strict=True)
+    }
 
 
-def seconds_of_step(model: str, place: StagePlace, drawn: list[ClickBatch], *, seed: int) -> Seconds:
-    """Return the median of the rounds."""
-    config = TrainingConfig(
-        batch_size=drawn[0].num_rows,
-        num_microbatches=default_microbatches(BATCH_SIZE, num_stages=2),
-        num_epochs=1,
-        seed=seed,
-    )
-    features = make_features(NUM_ROWS)
-    stages = [Stage(0, len(build_chain(model, features, seed=seed)) - 1, "cpu", place.num_replicas)]
-    part = build_stage_model(model, features, config, stages, place)
-    runner = StageRunner(part, config, place)
-    num_steps = WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND
-    source = ReplicaBatches(ReadBatches(runner, drawn, config), config, part, runner)  # type: ignore[arg-type]
-    cursors = [TrainingCursor(epoch=step, step=step) for step in range(num_steps)]
-    feed = BatchFeed(source.training_batch, cursors)
-    marks: list[Seconds] = []
-    gradients: dict[torch.Size, Tensor] = {}
-    for cursor, microbatches in feed:
-        train(part, microbatches, gradients)
-        num_measured = cursor.step + 1 - WARMUP_STEPS
-        if num_measured >= 0 and num_measured % STEPS_PER_ROUND == 0:
-            marks.append(threads_seconds())
-    rounds = [now - then for then, now in pairwise(marks)]
-    return Seconds(*(statistics.median(each) / STEPS_PER_ROUND for each in zip(*rounds, strict=True)))
+class Replica:
+    """Takes the steps of the embeddings of one replica of a stage."""
+
+    def __init__(self, model: str, place: StagePlace, drawn: list[ClickBatch], *, seed: int) -> None:
+        config = TrainingConfig(
+            batch_size=drawn[0].num_rows,
+            num_microbatches=default_microbatches(BATCH_SIZE, num_stages=2),
+            num_epochs=1,
+            seed=seed,
+        )
+        features = make_features(NUM_ROWS)
+        stages = [Stage(0, len(build_chain(model, features, seed=seed)) - 1, "cpu", place.num_replicas)]
+        self._part = build_stage_model(model, features, config, stages, place)
+        runner = StageRunner(self._part, config, place)
+        batches = ReadBatches(runner, drawn, config)
+        source = ReplicaBatches(batches, config, self._part, runner)  # type: ignore[arg-type]
+        num_steps = NUM_ROUNDS * (WARMUP_STEPS + STEPS_PER_ROUND)
+        cursors = [TrainingCursor(epoch=step, step=step) for step in range(num_steps)]
+        self._feed = iter(BatchFeed(source.training_batch, cursors))
+        self._gradients: dict[torch.Size, Tensor] = {}
+
+    def seconds_of_step(self) -> Seconds:
+        """Return the mean over a round's steps, after some that warm up."""
+        self._take_steps(WARMUP_STEPS)
+        started = threads_seconds()
+        self._take_steps(STEPS_PER_ROUND)
+        return Seconds(*(seconds / STEPS_PER_ROUND for seconds in threads_seconds() - started))
+
+    def _take_steps(self, num_steps: int) -> None:
+        for _, microbatches in islice(self._feed, num_steps):
+            train(self._part, microbatches, self._gradients)
 
 
 class ReadBatches:

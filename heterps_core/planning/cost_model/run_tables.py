@@ -109,7 +109,8 @@ def _stage_table(
     if is_trainers:
         rows_seconds = by_type(lambda layer, name: layer.communication_seconds[name] * layer.is_sharded)
         rows_seconds *= communication_scale
-        messages = num_messages(sums([layer.is_sharded for layer in layers]))
+        num_tables = sums([layer.is_sharded for layer in layers])
+        messages = num_messages(num_tables)
         work_seconds = communication_scale * sums([layer.exchanged_bytes for layer in layers])[:, None]
         work_seconds *= np.array([unit.exchange_seconds_per_byte for unit in units])
         num_boundaries = 2.0 - (first == 0) - (last == problem.num_layers - 1)
@@ -117,6 +118,7 @@ def _stage_table(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
             meeting_seconds=messages[:, None] * [unit.exchange_seconds for unit in units]
+            + num_tables[:, None] * [unit.exchange_seconds_per_table for unit in units]
             + work_seconds * (1 - communication_fraction),
             peer_seconds=messages[:, None] * [unit.exchange_seconds_per_peer for unit in units],
             work_seconds=work_seconds * communication_fraction,

@@ -11,18 +11,18 @@ boundaries and the sum of a batch's gradients travel while it computes:
     ET(k) = XT(k) + max(CT(k), YT(k) + AT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k)
     YT(k) = Y s / k
-    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + n (F + P (k - 1))   for k > 1, else 0
+    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + n (F + P (k - 1)) + G t   for k > 1, else 0
     AT(k) = (k - 1) / k  A s
 
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
 (the all-reduce, once a step); 1 - alpha is the fixed share of each micro-batch, which the papers count B / B_o times.
 Replicas exchange the rows of a whole batch at once: 1 - beta is the share of rows that several samples look up. The
 messages of a step take a worker's processor F each, and P for each peer, so more replicas may make a stage slower;
-there are n of them (`num_messages`). To find, copy and add up rows takes W beside the time E of the link. A stage
-between two others may fetch rows twice, which is not counted. Where a problem says that a single replica
-communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to another one, is left out, and
-XT(1) has F and W too. Replicas have whole rows of a micro-batch, and the one with most of them sets the pace: k
-stands for R / ceil(R / k), with R = B / m.
+there are n of them (`num_messages`). Each of the stage's t tables takes G, and to find, copy and add up rows takes
+W, beside the time E of the link. A stage between two others may fetch rows twice, which is not counted. Where a
+problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to
+another one, is left out, and XT(1) has F, G and W too. Replicas have whole rows of a micro-batch, and the one with
+most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
 DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).

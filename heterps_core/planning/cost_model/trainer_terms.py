@@ -43,7 +43,7 @@ class TrainerTerms:
     fixed_seconds: Floats
     shared_seconds: Floats
     meeting_seconds: Floats
-    """n F + W (1 - beta)."""
+    """n F + G t + W (1 - beta)."""
 
     peer_seconds: Floats
     """n P."""

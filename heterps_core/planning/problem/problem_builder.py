@@ -96,6 +96,7 @@ def unit_type(
         communication_parallel_fraction=beta,
         exchange_seconds=path.message_seconds * is_trainers,
         exchange_seconds_per_peer=path.peer_seconds * is_trainers,
+        exchange_seconds_per_table=path.table_seconds * is_trainers,
         exchange_seconds_per_byte=path.byte_seconds * is_trainers,
         boundary_seconds=boundary.microbatch_seconds,
         boundary_seconds_per_byte=boundary.byte_seconds,

@@ -143,10 +143,13 @@ class UnitType(JsonDocument):
 
     exchange_seconds: NotNegative = 0.0
     """Processor time of a replica for a message in which rows of sharded layers are exchanged, whatever the number of
-    replicas. By the trainer's step alone, as are the two below; one replica exchanges nothing."""
+    replicas. By the trainer's step alone, as are the three below; one replica exchanges nothing."""
 
     exchange_seconds_per_peer: NotNegative = 0.0
     """The same for each other replica."""
+
+    exchange_seconds_per_table: NotNegative = 0.0
+    """The same for each sharded layer of a stage, whatever the number of messages."""
 
     exchange_seconds_per_byte: NotNegative = 0.0
     """The same for each of the `exchanged_bytes`."""

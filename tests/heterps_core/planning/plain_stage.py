@@ -150,6 +150,7 @@ def _in_memory(
         of_one = unit.exchange_seconds + unit.exchange_seconds_per_peer * (k - 1)
         num_tables = sum(layer.is_sharded for layer in layers)
         handling = of_one * (3 if num_tables else 0)
+        handling += num_tables * unit.exchange_seconds_per_table
         handling += exchanged_bytes * unit.exchange_seconds_per_byte
     num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)
     messages = m * num_boundaries * unit.boundary_seconds

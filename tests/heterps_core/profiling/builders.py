@@ -105,6 +105,7 @@ def keep_replica_path(folder, *, measured_at="", relative_error=0.1):
     path = ReplicaPath(
         message_seconds=2e-4,
         peer_seconds=5e-5,
+        table_seconds=4e-4,
         byte_seconds=6e-10,
         relative_error=relative_error,
         measured_at=measured_at or datetime.now(UTC).isoformat(),

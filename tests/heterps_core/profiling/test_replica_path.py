@@ -9,20 +9,22 @@ from heterps_core.profiling.replica_path import MESSAGES_OF_STEP, PathSample, Re
 from tests.heterps_core.profiling.builders import make_profile
 
 
-def sample(num_replicas, num_bytes, law, *, factor=1.0):
-    message, peer, byte = law
-    exchange = MESSAGES_OF_STEP * (message + peer * (num_replicas - 1)) + byte * num_bytes
-    return PathSample(num_replicas, num_bytes, 1e-3, factor * (1e-3 + exchange))
+def sample(num_replicas, num_tables, num_bytes, law, *, factor=1.0):
+    message, peer, table, byte = law
+    exchange = (
+        MESSAGES_OF_STEP * (message + peer * (num_replicas - 1)) + table * num_tables + byte * num_bytes
+    )
+    return PathSample(num_replicas, num_tables, num_bytes, 1e-3, factor * (1e-3 + exchange))
 
 
 def terms(path):
-    return path.message_seconds, path.peer_seconds, path.byte_seconds
+    return path.message_seconds, path.peer_seconds, path.table_seconds, path.byte_seconds
 
 
-SIZES = [(k, num_bytes / k) for k in (2, 4, 8) for num_bytes in (1.7e6, 1.4e7)]
+SIZES = [(k, t, num_bytes / k) for k in (2, 4, 8) for t, num_bytes in ((1, 1.7e6), (1, 1.4e7), (2, 3.4e6))]
 
 
-@pytest.mark.parametrize("law", [(2e-4, 5e-5, 6e-10), (0.0, 5e-5, 6e-10), (2e-4, 0.0, 0.0)])
+@pytest.mark.parametrize("law", [(2e-4, 5e-5, 4e-4, 6e-10), (0.0, 5e-5, 4e-4, 6e-10), (2e-4, 0.0, 0.0, 0.0)])
 def test_the_terms_of_times_without_noise_are_found(law):
     path = fitted_path([sample(*size, law) for size in SIZES], measured_at="")
 
@@ -33,13 +35,13 @@ def test_the_terms_of_times_without_noise_are_found(law):
 @pytest.mark.parametrize("seed", range(5))
 def test_noise_of_a_tenth_makes_no_term_negative_and_shows_in_the_error(seed):
     noise = np.random.default_rng(seed).uniform(0.9, 1.1, len(SIZES))
-    law = (2e-4, 5e-5, 6e-10)
+    law = (2e-4, 5e-5, 4e-4, 6e-10)
     samples = [sample(*size, law, factor=factor) for size, factor in zip(SIZES, noise, strict=True)]
 
     path = fitted_path(samples, measured_at="")
 
     assert min(terms(path)) >= 0
-    assert path.byte_seconds == pytest.approx(law[2], rel=0.4)
+    assert path.byte_seconds == pytest.approx(law[3], rel=0.4)
     misses = [
         abs(sample(*size, terms(path)).seconds / measured.seconds - 1)
         for size, measured in zip(SIZES, samples, strict=True)
@@ -49,7 +51,12 @@ def test_noise_of_a_tenth_makes_no_term_negative_and_shows_in_the_error(seed):
 
 
 def test_replicas_that_cost_nothing_beside_their_samples_have_no_terms():
-    assert terms(fitted_path([PathSample(k, 1e6, 1e-3, 1e-3) for k in (2, 4)], measured_at="")) == (0, 0, 0)
+    assert terms(fitted_path([PathSample(k, 1, 1e6, 1e-3, 1e-3) for k in (2, 4)], measured_at="")) == (
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_profile_of_an_earlier_version_takes_a_message_to_each_peer_for_one_between_two():
@@ -59,7 +66,7 @@ def test_a_profile_of_an_earlier_version_takes_a_message_to_each_peer_for_one_be
 
     path = LayerProfile.from_json(kept).replica_path
 
-    assert terms(path) == (0.0, profile.exchange_link.latency_seconds, 0.0)
+    assert terms(path) == (0.0, profile.exchange_link.latency_seconds, 0.0, 0.0)
     assert path.relative_error == 1.0
 
 
@@ -71,6 +78,8 @@ def test_this_machine_takes_time_for_an_exchange_of_rows():
     # On a busy machine a single term may drown in noise, but not all.
     assert min(terms(path)) >= 0
     step_seconds = (
-        MESSAGES_OF_STEP * (path.message_seconds + 15 * path.peer_seconds) + 1e6 * path.byte_seconds
+        MESSAGES_OF_STEP * (path.message_seconds + 15 * path.peer_seconds)
+        + path.table_seconds
+        + 1e6 * path.byte_seconds
     )
     assert 1e-4 < step_seconds < 0.1

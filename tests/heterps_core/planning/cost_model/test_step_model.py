@@ -59,6 +59,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
         computing += layer.compute_seconds[stage.device_type]
         if layer.is_sharded:
             exchanging += layer.communication_seconds[stage.device_type]
+            handling += unit.exchange_seconds_per_table
             handling += (
                 layer.exchanged_bytes * unit.exchange_seconds_per_byte * (1 - beta + beta * samples / k)
             )

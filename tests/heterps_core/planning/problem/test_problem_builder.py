@@ -60,7 +60,9 @@ def test_layers_carry_the_seconds_and_bytes_of_profile_and_graph():
 
 
 def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_papers_step_to_the_link():
-    path = ReplicaPath(message_seconds=2e-4, peer_seconds=5e-5, byte_seconds=6e-10, relative_error=0.1)
+    path = ReplicaPath(
+        message_seconds=2e-4, peer_seconds=5e-5, table_seconds=4e-4, byte_seconds=6e-10, relative_error=0.1
+    )
     profile = replace(make_profile(), measured_replica_path=path)
     problems = {
         model: build(
@@ -85,7 +87,7 @@ def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_p
     layers = {model: problem.layers for model, problem in problems.items()}
     found = units[StepModel.TRAINER]
     assert (found.exchange_seconds, found.exchange_seconds_per_peer) == (2e-4, 5e-5)
-    assert found.exchange_seconds_per_byte == 6e-10
+    assert (found.exchange_seconds_per_table, found.exchange_seconds_per_byte) == (4e-4, 6e-10)
     assert (found.boundary_seconds, found.boundary_seconds_per_byte) == (0.004, 2e-6)
     assert [layer.exchanged_bytes for layer in layers[StepModel.TRAINER]] == [3_000, 0]
     assert layers[StepModel.TRAINER][0].communication_seconds == {"local-cpu": pytest.approx(0.3)}
