@@ -54,6 +54,9 @@ class PlannedJob:
     evaluated_share: float
     """Rows that are held out, over those of an epoch."""
 
+    decoded_share: float = 0.0
+    """Share of the rows of an epoch whose row groups are not in memory."""
+
 
 def planned_job(
     dataset: PreparedDataset,
@@ -70,10 +73,12 @@ def planned_job(
         planned_rows_per_slot = PRODUCTION_ROWS_PER_SLOT
     if is_dry_run and planned_rows_per_slot:
         features = dataset.manifest.schema.features((planned_rows_per_slot,) * features.num_slots)
+    batch_size = batch_size or default_batch_size(num_samples)
     return PlannedJob(
         num_samples=num_samples,
         features=features,
-        batch_size=batch_size or default_batch_size(num_samples),
+        batch_size=batch_size,
+        decoded_share=dataset.decoded_share(num_samples, batch_size=batch_size),
         evaluated_share=dataset.num_eval_rows / dataset.num_train_rows,
     )
 

@@ -92,6 +92,7 @@ def make_problem(
             pause_share=pause_share(job.evaluated_share / num_epochs),
             drains=update_mode != DELAYED,
             wire_dtype=wire_dtype,
+            decoded_share=job.decoded_share,
         )
         # Tables with dynamic ids are in memory.
         is_in_memory = profiled.planned_request.features.dynamic_ids is not None
@@ -140,6 +141,7 @@ def _units(
             max_units=_MAX_UNITS[0],
             step_model=StepModel.TRAINER,
             wire_dtype=wire_dtype,
+            decoded_share=job.decoded_share,
             reserved_bytes=reserved_bytes(
                 get_device_type(name), graph, batch_size=job.batch_size, num_samples=job.num_samples
             ),
@@ -331,7 +333,7 @@ def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSim
 
 
 def predict_dry_run_here(
-    profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig
+    profiled: ProfiledModel, stages: Sequence[Stage], config: TrainingConfig, *, decoded_share: float = 0.0
 ) -> DryRunPrediction:
     """Predict the dry run's speed from the profile of this machine, before anything is trained."""
     return predict_dry_run(
@@ -342,4 +344,5 @@ def predict_dry_run_here(
         num_microbatches=config.num_microbatches,
         num_cores=num_cores(),
         drains=config.update_mode != DELAYED,
+        decoded_share=decoded_share,
     )

@@ -91,13 +91,22 @@ def _draw_layer(random: np.random.Generator, index: int, names: list[str], *, sc
 
 
 def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProblem:
-    """Return the problem where exchanges and boundaries cost a worker about as much as their bytes."""
+    """Return the problem where exchanges and boundaries cost a worker about as much as their bytes.
+
+    The first layer's rows are read beside computing by all device types but the last, some of them faster than it.
+    """
     random = np.random.default_rng(seed)
+    work = problem.layers[0].compute_seconds
+    reading = {name: work[name] * float(10 ** random.uniform(-1, 1)) for name in list(work)[:-1]}
     return replace(
         problem,
         layers=tuple(
-            replace(layer, exchanged_bytes=26.0 * 136 * problem.profile_batch_size * layer.is_sharded)
-            for layer in problem.layers
+            replace(
+                layer,
+                exchanged_bytes=26.0 * 136 * problem.profile_batch_size * layer.is_sharded,
+                reading_seconds={} if index else reading,
+            )
+            for index, layer in enumerate(problem.layers)
         ),
         device_types={
             name: replace(

@@ -44,6 +44,7 @@ class _Work:
     num_boundaries: int
     crossing_bytes: float
     """Of a sample, both directions and boundaries."""
+    reading: float
 
 
 def _papers_seconds(
@@ -62,7 +63,7 @@ def _papers_seconds(
 def _trainers_seconds(
     problem: SchedulingProblem, unit: UnitType, work: _Work, counts: NDArray[np.int64], m: int
 ) -> NDArray[np.float64]:
-    """Return the exchange and, after it, the longer of computing and the links; each of m parts has whole rows."""
+    """Return the exchange and, after it, the longer of computing and links, or reading; parts have whole rows."""
     samples = problem.batch_size / problem.profile_batch_size
     rows = problem.batch_size // m
     pace = np.array([rows / math.ceil(rows / count) for count in counts.tolist()])
@@ -81,6 +82,7 @@ def _trainers_seconds(
     computing += work.crossing_bytes * problem.batch_size / pace * unit.boundary_seconds_per_byte
     links = work.across * samples / pace + elsewhere * work.summing * samples
     seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
+    seconds = np.maximum(seconds, work.reading * samples / pace)
     return np.where(counts <= rows, seconds, np.inf)
 
 
@@ -126,6 +128,7 @@ class CandidateStages:
                     exchanged_bytes=sum(layer.exchanged_bytes for layer in inside),
                     num_boundaries=(first > 0) + (last + 1 < len(layers)),
                     crossing_bytes=2 * cut,
+                    reading=sum(layer.reading_seconds.get(name, 0.0) for layer in inside),
                 )
                 if problem.step_model is StepModel.PAPERS:
                     times = _papers_seconds(problem, unit, work, counts)

@@ -125,7 +125,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[st
             part.communication_seconds * 1e3,
             part.memory_bytes / 1e9,
             part.price_usd_per_hour,
-            "<- slowest" if part is slowest else "",
+            f"<- slowest{': reading' * part.is_limited_by_reading}" if part is slowest else "",
         )
         for index, part in enumerate(evaluation.stages)
     ]

@@ -273,7 +273,12 @@ class _PlanSearch:
         prediction, correction = None, Correction()
         hardware = " | ".join(dict.fromkeys(stage.device_type for stage in provisioning.launch_stages))
         if run.is_dry_run:
-            prediction = scheduling.predict_dry_run_here(profiled, provisioning.launch_stages, config)
+            prediction = scheduling.predict_dry_run_here(
+                profiled,
+                provisioning.launch_stages,
+                config,
+                decoded_share=dataset.decoded_share(dataset.num_train_rows, batch_size=config.batch_size),
+            )
             hardware = profiled.local_profile.hardware_fingerprint
             correction = self.learning.correction(hardware, model=problem.model)
         return PlanReport(

@@ -167,6 +167,15 @@ class PreparedDataset:
         """
         return self._lanes(self.num_train_rows, batch_size).num_batches
 
+    def decoded_share(self, num_rows: int, *, batch_size: int) -> float:
+        """Return the share of the rows of an epoch that are decoded while it is trained, of row groups as these.
+
+        In an epoch of `num_rows` rows each lane has a row group in memory from the first batch on; where all row
+        groups are held so, no other is ever read.
+        """
+        num_groups = num_rows * (len(self._train_starts) - 1) / max(self.num_train_rows, 1)
+        return 1.0 - min(1.0, min(batch_size, self._max_lanes) / num_groups)
+
     def batch_rows(
         self,
         epoch: int,

@@ -147,6 +147,7 @@ def with_scaled_times(problem: SchedulingProblem, factors: Mapping[str, float]) 
                 layer,
                 compute_seconds=scaled(layer.compute_seconds),
                 communication_seconds=scaled(layer.communication_seconds),
+                reading_seconds=scaled(layer.reading_seconds),
             )
             for layer in problem.layers
         ),

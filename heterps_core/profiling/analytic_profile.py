@@ -148,8 +148,8 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     time and not 19: docs/LOG.md.) Alpha follows from the estimates at the two batch sizes as it does from
     measurements.
 
-    Rows are read in the time that it takes here on a core, and on a host's other cores beside a card. An exchange of
-    rows costs a core as much as here: it sorts, copies and enters the kernel, which no published peak speaks of.
+    A core reads rows and exchanges them in the time that it takes here, also beside a card: it sorts, copies and
+    enters the kernel, which no published peak speaks of.
 
     A layer that holds uncounted work takes :math:`n \lambda' + (t - n \lambda) \max(F / F', M / M')`: the measured
     time, by whichever rate gains less.
@@ -181,13 +181,10 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     )
 
     def estimated(timings: Sequence[LayerTiming], batch_size: int) -> tuple[LayerTiming, ...]:
-        found = (
+        return tuple(
             _estimated(layer, timing, batch_size, (here, speed), factors, device_type, is_alike=is_alike)
             for layer, timing in zip(graph.layers, timings, strict=True)
         )
-        if device_type.kind is DeviceKind.CPU:
-            return tuple(found)
-        return tuple(replace(timing, feed_ms=0.0, feed_start_ms=0.0) for timing in found)
 
     return replace(
         measured,

@@ -85,14 +85,7 @@ class DeviceProfile(JsonDocument):
 
 def _measured_where_known(measured: LayerProfile, estimate: LayerProfile, name: str) -> Any:
     return tuple(
-        other
-        if own.is_estimated
-        else replace(
-            own,
-            exchanged_bytes=other.exchanged_bytes,
-            feed_ms=other.feed_ms,
-            feed_start_ms=other.feed_start_ms,
-        )
+        other if own.is_estimated else replace(own, exchanged_bytes=other.exchanged_bytes)
         for own, other in zip(getattr(measured, name), getattr(estimate, name), strict=True)
     )
 

@@ -82,6 +82,25 @@ class MachineSpeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RowReading:
+    """Milliseconds of a core for reading rows, which one thread of each worker does beside the training."""
+
+    batch_ms: float = 0.0
+    """Of a training batch, whatever its rows."""
+
+    row_ms: float = 0.0
+    """Of a row whose row group is in memory: finding and copying it."""
+
+    decoded_row_ms: float = 0.0
+    """What a row takes besides where its row group is not in memory: Arrow's reading, checks and hashing."""
+
+    def seconds(self, num_samples: float, *, num_batches: float, decoded_share: float) -> float:
+        """Return the time for samples of training batches, of which a share is not in memory yet."""
+        row_ms = self.row_ms + decoded_share * self.decoded_row_ms
+        return (num_batches * self.batch_ms + num_samples * row_ms) / MS_PER_S
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTiming:
     """Times of one layer for one batch on one unit."""
 
@@ -103,25 +122,11 @@ class LayerTiming:
 
     is_estimated: bool
     source: str
-    feed_ms: float = 0.0
-    """Reading the batch's rows: the part that grows with them. 0 for all layers but the first embedding."""
-
-    feed_start_ms: float = 0.0
-    """Reading the rows of a training batch: the part that does not depend on their number."""
-
-    @property
-    def once_ms(self) -> float:
-        """What is done once a training batch: a dense update, and the start of reading."""
-        return self.feed_start_ms + (0.0 if self.is_sharded else self.update.median_ms)
 
     def compute_ms(self, *, update_share: float) -> float:
-        """Return forward, backward and update time, and that of reading the rows.
-
-        A batch bears `update_share` of what is done once a training batch.
-        """
-        update_ms = self.update.median_ms if self.is_sharded else 0.0
-        passes_ms = self.forward.median_ms + self.backward.median_ms
-        return passes_ms + update_ms + self.feed_ms + update_share * self.once_ms
+        """Return forward, backward and update time; a batch bears `update_share` of a dense update."""
+        update_ms = self.update.median_ms * (1.0 if self.is_sharded else update_share)
+        return self.forward.median_ms + self.backward.median_ms + update_ms
 
     def scaled(self, factor: float) -> LayerTiming:
         """Return the timing with `factor` times the time of each phase."""
@@ -195,6 +200,8 @@ class LayerProfile(JsonDocument):
 
     memory_boundary: BoundaryCost = NO_COST
     """Between stages on one machine."""
+    reading: RowReading = RowReading()
+    """On a core of the measured machine; nothing where no data set was read."""
 
     clock_over_processor: float = 1.0
     """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""
@@ -248,15 +255,23 @@ class LayerProfile(JsonDocument):
         """
         return self.timings[layer].compute_ms(update_share=self.update_share(batch_size)) / MS_PER_S
 
-    def compute_parallel_fraction(self, *, batch_size: int, layers: slice = slice(None)) -> float:
+    def compute_parallel_fraction(self, *, batch_size: int, decoded_share: float | None = None) -> float:
         """Return alpha, the share of computation that shrinks with replicas.
 
-        Times at half the batch stand for those of two replicas; see `_parallel_fraction`.
+        Times at half the batch stand for those of two replicas; see `_parallel_fraction`. With a `decoded_share` the
+        core that computes also reads the rows; see `RowReading`.
         """
         share = self.update_share(batch_size)
-        whole_ms = sum(timing.compute_ms(update_share=share) for timing in self.timings[layers])
-        half_ms = sum(timing.compute_ms(update_share=share) for timing in self.half_batch_timings[layers])
-        return _parallel_fraction(whole_ms, half_ms, num_replicas=self.batch_size / self.half_batch_size)
+        whole, half = (
+            sum(timing.compute_ms(update_share=share) for timing in timings) / MS_PER_S
+            for timings in (self.timings, self.half_batch_timings)
+        )
+        if decoded_share is not None:
+            whole, half = (
+                seconds + self.reading.seconds(num_samples, num_batches=share, decoded_share=decoded_share)
+                for seconds, num_samples in ((whole, self.batch_size), (half, self.half_batch_size))
+            )
+        return _parallel_fraction(whole, half, num_replicas=self.batch_size / self.half_batch_size)
 
     def communication_parallel_fraction(
         self, *, batch_size: int, boundary_bytes_per_sample: float = 0.0

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -35,12 +34,13 @@ from heterps_core.profiling.layer_profile import (
     LOCAL_GPU_DEVICE_TYPE,
     LayerProfile,
     LayerTiming,
+    RowReading,
 )
 from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.machine_speed import measure_machine_speed
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
-from heterps_core.profiling.profiling_input import RowFeed, click_batches, with_fewer_rows
+from heterps_core.profiling.profiling_input import RowFeed, click_batches, decoded_row_ms, with_fewer_rows
 from heterps_core.profiling.timed_layers import layer_phases, step_phases, training_config
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
@@ -155,12 +155,9 @@ def _times(
         step_ms = times[f"{size}/passes"].median_ms + times[f"{size}/updates"].median_ms
         sums[size] = sum(timing.compute_ms(update_share=1.0) for timing in alone) / step_ms
         timings[size] = [timing.scaled(1 / sums[size]) for timing in alone]
-    if request.dataset is not None:
-        # The first layer is an embedding, whose stage reads the rows.
-        fed = _with_feed(timings["whole"][0], timings["half"][0], feed_ms, (request.batch_size, half_size))
-        timings["whole"][0], timings["half"][0] = fed
     is_on_one_core = model.device == CPU and request.num_threads == 1
     return {
+        "reading": RowReading() if request.dataset is None else _row_reading(request, feed_ms),
         "timings": tuple(timings["whole"]),
         "half_batch_timings": tuple(timings["half"]),
         "sum_over_step": sums["whole"],
@@ -168,16 +165,12 @@ def _times(
     }
 
 
-def _with_feed(
-    whole: LayerTiming, half: LayerTiming, feed_ms: Mapping[str, float], sizes: tuple[int, int]
-) -> tuple[LayerTiming, LayerTiming]:
-    """Return the timings of a layer whose stage reads rows, with the part of it that grows with them and the rest."""
-    whole_ms, half_ms = feed_ms["whole"], feed_ms["half"]
-    row_ms = min(max((whole_ms - half_ms) / (sizes[0] - sizes[1]), 0.0), whole_ms / sizes[0])
-    start_ms = whole_ms - sizes[0] * row_ms
-    return (
-        replace(whole, feed_ms=sizes[0] * row_ms, feed_start_ms=start_ms),
-        replace(half, feed_ms=sizes[1] * row_ms, feed_start_ms=start_ms),
+def _row_reading(request: ProfileRequest, feed_ms: Mapping[str, float]) -> RowReading:
+    """Return the part of reading a batch that grows with its rows, and the rest."""
+    whole_ms, half_ms, num_rows = feed_ms["whole"], feed_ms["half"], request.batch_size
+    row_ms = min(max((whole_ms - half_ms) / (num_rows - num_rows // 2), 0.0), whole_ms / num_rows)
+    return RowReading(
+        batch_ms=whole_ms - num_rows * row_ms, row_ms=row_ms, decoded_row_ms=decoded_row_ms(request)
     )
 
 

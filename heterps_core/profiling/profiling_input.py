@@ -5,6 +5,7 @@ Shapes: B = rows of a batch, S = slots.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,9 +19,13 @@ from heterps_core.data.features import BUCKET_ROWS, MIN_SLOT_ROWS, MISSING_ROW, 
 from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.training.replica_batches import batches_at_once
+from heterps_core.units import MS_PER_S
 
 NUM_BATCHES = 8
 """Batches that are looked up in turn: the rows of a single one would stay in the caches."""
+
+_DECODED_ROWS = 65_536
+"""In at least one row group; 60 ms with 26 texts and 13 numbers (docs/log/2026-11.md)."""
 
 
 def with_fewer_rows(features: FeatureSpec, most_rows: int) -> FeatureSpec:
@@ -58,6 +63,23 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
 def _opened(folder: str) -> PreparedDataset:
     """Open a data set once for all batch sizes: each time its first row groups are decoded again."""
     return PreparedDataset.open(folder)
+
+
+def decoded_row_ms(request: ProfileRequest) -> float:
+    """Return the time of this core for a row of the data set whose row group is not in memory yet."""
+    assert request.dataset is not None
+    return _decoded_row_ms(request.dataset)
+
+
+@lru_cache(maxsize=1)
+def _decoded_row_ms(folder: str) -> float:
+    dataset, num_rows = _opened(folder), 0
+    started_s = time.thread_time()
+    for part in dataset.parts(0, dataset.num_train_rows):
+        num_rows += len(part.labels)
+        if num_rows >= _DECODED_ROWS:
+            break
+    return MS_PER_S * (time.thread_time() - started_s) / num_rows
 
 
 class RowFeed:

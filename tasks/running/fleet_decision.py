@@ -229,6 +229,7 @@ def _without_types(problem: SchedulingProblem, names: Collection[str]) -> Schedu
             compute_seconds=of_kept(layer.compute_seconds),
             communication_seconds=of_kept(layer.communication_seconds),
             compute_relative_spread=of_kept(layer.compute_relative_spread),
+            reading_seconds=of_kept(layer.reading_seconds),
         )
         for layer in problem.layers
     )

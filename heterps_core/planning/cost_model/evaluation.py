@@ -48,6 +48,9 @@ class StageEvaluation:
     drained_seconds: float = 0.0
     """DT, the least time of a step that fills and drains around this stage; 0 where updates are delayed."""
 
+    reading_seconds: float = 0.0
+    """IT, the time of the core that reads the rows beside a card."""
+
     sweep: Sweep | None = None
     """None where memory holds all rows, or where disks do not help either."""
 
@@ -58,8 +61,13 @@ class StageEvaluation:
     def seconds(self) -> float:
         """ET, see `step_model.py`: what is left of communication overlaps with computing, and so does a sweep."""
         beside = max(self.compute_seconds + self.exchange_seconds, self.communication_seconds)
-        in_memory = max(beside, self.drained_seconds)
+        in_memory = max(beside, self.drained_seconds, self.reading_seconds)
         return in_memory if self.sweep is None else max(in_memory, self.sweep.seconds)
+
+    @property
+    def is_limited_by_reading(self) -> bool:
+        """The core that reads the rows beside a card takes longer than all else."""
+        return self.reading_seconds > 0 and self.reading_seconds == self.seconds
 
 
 class CostLine(NamedTuple):
@@ -245,6 +253,7 @@ def _evaluate_stages(
             communication_seconds=exchange + across + gradient_sum,
             exchange_seconds=exchange,
             drained_seconds=drained,
+            reading_seconds=reading,
             memory_bytes=_memory_bytes(problem, stage, sweep),
             price_usd_per_hour=_price_usd_per_hour(
                 problem.device_types[stage.device_type], stage.num_replicas
@@ -252,7 +261,7 @@ def _evaluate_stages(
             sweep=sweep,
             fewest_replicas=fewest,
         )
-        for stage, (compute, exchange, across, gradient_sum, drained), sweep, fewest in zip(
+        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest in zip(
             stages, seconds.tolist(), sweeps, fewest_replicas, strict=True
         )
     ]

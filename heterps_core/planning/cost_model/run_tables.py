@@ -130,6 +130,7 @@ def _stage_table(
             boundary_shared_seconds=scale
             * crossing_bytes[:, None]
             * [unit.boundary_seconds_per_byte for unit in units],
+            reading_seconds=scale * by_type(lambda layer, name: layer.reading_seconds.get(name, 0.0)),
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,
             drained_paths=drained_paths(problem, num_microbatches, first, last, by_type)

@@ -113,7 +113,7 @@ class StageTable:
             across = np.where(num_replicas == 1, alone, across)
         compute = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
         if self.trainer is None:
-            return StageSeconds(compute, 0.0, across, 0.0, 0.0)
+            return StageSeconds(compute, 0.0, across, 0.0, 0.0, 0.0)
         compute = compute + self.trainer.boundary_seconds(num_replicas)
         return StageSeconds(
             compute,
@@ -121,6 +121,7 @@ class StageTable:
             across,
             self.trainer.gradient_sum_seconds(num_replicas),
             self.trainer.drained_seconds(compute, num_replicas),
+            self.trainer.reading_seconds / num_replicas,
         )
 
     def sweeping(
@@ -259,6 +260,8 @@ class StageTable:
         paths: list[tuple[Floats | float, Floats | float, Floats, Floats | float]] = [
             (1.0, 0.0, self.communication_seconds, trainer.sum_seconds)
         ]
+        if trainer.reading_seconds.any():
+            paths.append((0.0, 0.0, trainer.reading_seconds, 0.0))
         if not trainer.drained_paths:  # the first of which is no shorter
             paths.append((1.0, in_series, divided, 0.0))
         for path in trainer.drained_paths:

@@ -8,21 +8,23 @@ with s = B / B_o. `trainer` is the pipeline with delayed updates (`training/pipe
 not drain between steps. A worker exchanges embedding rows with nothing else beside; what crosses the stage's
 boundaries and the sum of a batch's gradients travel while it computes:
 
-    ET(k) = XT(k) + max(CT(k), YT(k) + AT(k))
+    ET(k) = max(XT(k) + max(CT(k), YT(k) + AT(k)), IT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k)
     YT(k) = Y s / k
     XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + n (F + P (k - 1)) + G t   for k > 1, else 0
     AT(k) = (k - 1) / k  A s
+    IT(k) = I s / k
 
-with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange) and A that of the others
-(the all-reduce, once a step); 1 - alpha is the fixed share of each micro-batch, which the papers count B / B_o times.
-Replicas exchange the rows of a whole batch at once: 1 - beta is the share of rows that several samples look up. The
-messages of a step take a worker's processor F each, and P for each peer, so more replicas may make a stage slower;
-there are n of them (`num_messages`). Each of the stage's t tables takes G, and to find, copy and add up rows takes
-W, beside the time E of the link. A stage between two others may fetch rows twice, which is not counted. Where a
-problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to
-another one, is left out, and XT(1) has F, G and W too. Replicas have whole rows of a micro-batch, and the one with
-most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
+with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange), A that of the others
+(the all-reduce, once a step), and I the reading of input rows by a core that does not compute, batches ahead; 1 -
+alpha is the fixed share of each micro-batch, which the papers count B / B_o times. Replicas exchange the rows of a
+whole batch at once: 1 - beta is the share of rows that several samples look up. The messages of a step take a
+worker's processor F each, and P for each peer, so more replicas may make a stage slower; there are n of them
+(`num_messages`). Each of the stage's t tables takes G, and to find, copy and add up rows takes W, beside the time E
+of the link. A stage between two others may fetch rows twice, which is not counted. Where a problem says that a single
+replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to another one, is left out,
+and XT(1) has F, G and W too. Replicas have whole rows of a micro-batch, and the one with most of them sets the pace:
+k stands for R / ceil(R / k), with R = B / m.
 
 A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
 DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).
@@ -70,11 +72,14 @@ class StageSeconds(NamedTuple):
     drained: Floats | float
     """DT; 0 unless the step drains."""
 
+    reading: Floats | float
+    """IT; 0 in the papers' model."""
+
     @property
     def total(self) -> Floats:
         """ET, no less than DT."""
         beside = np.maximum(self.compute, self.across + self.gradient_sum)
-        return np.maximum(self.exchange + beside, self.drained)
+        return np.maximum(np.maximum(self.exchange + beside, self.drained), self.reading)
 
 
 def scale_and_fraction(

@@ -58,6 +58,9 @@ class TrainerTerms:
     boundary_shared_seconds: Floats
     """Processor time of the bytes of these messages, on one unit."""
 
+    reading_seconds: Floats
+    """I s: IT on one unit."""
+
     single_replica_communicates: bool
     """Without the factors (k - 1) / k."""
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from heterps_core.hardware import hardware_name
 from heterps_core.json_codec import JsonDocument, JsonForm
-from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.evaluation import StageEvaluation, evaluate
 from heterps_core.planning.explain.changes import (
     FloorPrice,
     PriceFlip,
@@ -88,6 +88,9 @@ class PlanExplanation(JsonDocument):
     price_flips: tuple[PriceFlip, ...]
     """The next one by price; only in full, and empty where no price that is near enough changes the placement."""
 
+    reading_limit: str = ""
+    """How reading rows limits the slowest stage, for people; empty where it does not."""
+
 
 def default_detail(problem: SchedulingProblem) -> Detail:
     """Return how much can be explained in about a second."""
@@ -121,6 +124,17 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         spreads=_spreads(problem),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=() if flip is None else (flip,),
+        reading_limit=_reading_limit(problem, evaluation.bottleneck),
+    )
+
+
+def _reading_limit(problem: SchedulingProblem, part: StageEvaluation) -> str:
+    if not part.is_limited_by_reading:
+        return ""
+    stage, rows_per_s = part.stage, problem.batch_size / part.reading_seconds / part.stage.num_replicas
+    return (
+        f"limits layers {stage.first_layer}..{stage.last_layer} on {stage.device_type}: the core that reads for each "
+        f"worker reaches {rows_per_s:,.0f} rows/s"
     )
 
 

@@ -47,7 +47,7 @@ def explanation_text(explanation: PlanExplanation) -> str:
 
 def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     """Return what a report has room for: next best plan, next price flip, step of throughput, spreads of times."""
-    lines: list[_Line] = []
+    lines: list[_Line] = list(_reading_lines(explanation))
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
     lines += [(flip.device_type, _flip_text(flip)) for flip in explanation.price_flips]
@@ -66,6 +66,7 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         )
     for role in explanation.roles:
         yield role.device_type, _role_text(role)
+    yield from _reading_lines(explanation)
     yield "one type", _single_types_text(explanation)
     if explanation.runner_up is not None:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
@@ -73,6 +74,11 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     gap = ratio(explanation.cost_usd, explanation.cost_lower_bound_usd, otherwise=no_bound) - 1
     proof = "no plan is cheaper" if gap == 0 else f"no plan is more than {gap:.2%} cheaper"
     yield "price", f"{usd_text(explanation.usd_per_million_samples)} for a million samples; proven: {proof}"
+
+
+def _reading_lines(explanation: PlanExplanation) -> Iterator[_Line]:
+    if explanation.reading_limit:
+        yield "reading", explanation.reading_limit
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:

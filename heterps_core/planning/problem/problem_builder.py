@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import DeviceType
+from heterps_core.hardware import DeviceKind, DeviceType
 from heterps_core.models.model_graph import Layer, ModelGraph
 from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
 from heterps_core.planning.problem.scheduling_problem import (
@@ -62,6 +62,7 @@ def unit_type(
     reserved_bytes: float = 0.0,
     step_model: StepModel = StepModel.PAPERS,
     wire_dtype: str = "float32",
+    decoded_share: float = 0.0,
 ) -> UnitType:
     """Return a device type as the planner sees it, with its published memory and network, which is not measured.
 
@@ -92,7 +93,10 @@ def unit_type(
         # The contract charges both directions to one bandwidth, and a link carries both at once.
         bandwidth_bytes_per_s=2 * device_type.tensor_bandwidth_bytes_per_s,
         communication_relative_spread=ESTIMATE_RELATIVE_ERROR,
-        compute_parallel_fraction=profile.compute_parallel_fraction(batch_size=batch_size),
+        compute_parallel_fraction=profile.compute_parallel_fraction(
+            batch_size=batch_size,
+            decoded_share=decoded_share if device_type.kind is DeviceKind.CPU else None,
+        ),
         communication_parallel_fraction=beta,
         exchange_seconds=path.message_seconds * is_trainers,
         exchange_seconds_per_peer=path.peer_seconds * is_trainers,
@@ -117,14 +121,19 @@ def build_problem(
     drains: bool = False,
     pause_share: float = 0.0,
     wire_dtype: str = "float32",
+    decoded_share: float = 0.0,
 ) -> SchedulingProblem:
     """Build the planning problem of a model.
+
+    The first layer's stage reads the rows: a CPU's cores beside what they compute, and a core of the host beside what
+    a card computes.
 
     Args:
         profiles: Device type -> profile; all of the same batch size, which becomes B_o.
         device_types: By name, in the order of the problem; each needs a profile (`unit_type`).
         pause_share: What pauses add to the time of all steps.
         wire_dtype: Name in `WIRE_DTYPES`: in what activations cross between stages, and rows between replicas.
+        decoded_share: Share of the rows whose row groups are not in memory (`PreparedDataset.decoded_share`).
 
     Raises:
         ConfigurationError: Profiles are missing, are of another model, or have different batch sizes.
@@ -132,6 +141,14 @@ def build_problem(
     """
     profile_batch_size = _check_profiles(graph, profiles, device_types)
     first = next(iter(device_types))
+    reading_seconds = {
+        name: profiles[name].reading.seconds(
+            profile_batch_size,
+            num_batches=profiles[name].update_share(batch_size),
+            decoded_share=decoded_share,
+        )
+        for name in device_types
+    }
     if batch_size < 1:
         raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
     return SchedulingProblem(
@@ -150,7 +167,13 @@ def build_problem(
                 output_bytes_per_sample=_crossing_bytes_per_sample(layer, wire_dtype=wire_dtype),
                 compute_seconds={
                     name: profiles[name].compute_seconds(index, batch_size=batch_size)
+                    + (reading_seconds[name] if is_cpu(name) and index == 0 else 0.0)
                     for name in device_types
+                },
+                reading_seconds={
+                    name: seconds
+                    for name, seconds in reading_seconds.items()
+                    if index == 0 and not is_cpu(name) and step_model is StepModel.TRAINER
                 },
                 communication_seconds={
                     name: in_stage_seconds(

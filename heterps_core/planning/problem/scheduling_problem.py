@@ -86,6 +86,10 @@ class LayerCosts(JsonDocument):
     """Indices, rows and gradients of the distinct rows of a sharded layer that `profile_batch_size` samples look up:
     each byte costs a replica `exchange_seconds_per_byte`, also of rows that are its own."""
 
+    reading_seconds: Mapping[str, NotNegative] = field(default_factory=dict)
+    """Device type -> reading the rows of `profile_batch_size` samples on a core that does not compute: a card's host.
+    By the trainer's step alone. Missing: 0, as on CPUs, whose `compute_seconds` have it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitType(JsonDocument):
@@ -239,6 +243,7 @@ class SchedulingProblem(JsonDocument):
             _check_known_types(
                 f"layers[{index}].compute_relative_spread", layer.compute_relative_spread, self.device_types
             )
+            _check_known_types(f"layers[{index}].reading_seconds", layer.reading_seconds, self.device_types)
         # Without this a plan could take no time at all, and its throughput would be no number.
         if not any(min(layer.compute_seconds.values()) > 0 for layer in self.layers):
             raise MalformedDocumentError(

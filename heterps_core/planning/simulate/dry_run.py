@@ -50,6 +50,7 @@ def predict_dry_run(
     num_microbatches: int,
     num_cores: int,
     drains: bool = True,
+    decoded_share: float = 0.0,
 ) -> DryRunPrediction:
     r"""Predict the speed of a dry run, one worker with one core for each replica.
 
@@ -64,6 +65,7 @@ def predict_dry_run(
         profile: Measured on this machine, with the micro-batch as its batch where possible.
         stages: The dry-run cut and replica counts; their device types do not matter.
         drains: Updates are not delayed.
+        decoded_share: Share of the rows whose row groups are not in memory.
 
     Raises:
         ConfigurationError: The stages do not cover the chain, the profile is of another model, or a count is
@@ -73,7 +75,13 @@ def predict_dry_run(
         if count < 1:
             raise ConfigurationError(f"{name} must be at least 1, got {count}")
     problem, renamed = dry_run_problem(
-        graph, profile, stages, batch_size=batch_size, num_microbatches=num_microbatches, drains=drains
+        graph,
+        profile,
+        stages,
+        batch_size=batch_size,
+        num_microbatches=num_microbatches,
+        drains=drains,
+        decoded_share=decoded_share,
     )
     evaluation = evaluate(problem, renamed, num_microbatches=num_microbatches)
     work_seconds = sum(
@@ -93,13 +101,15 @@ def dry_run_problem(
     batch_size: int,
     num_microbatches: int,
     drains: bool = True,
+    decoded_share: float = 0.0,
 ) -> tuple[SchedulingProblem, tuple[Stage, ...]]:
     """Return a dry run as a planning problem of its own, and its stages with that problem's device types.
 
     Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
     Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and each layer's seconds are
     k times those of one replica. Activations cross in memory, which costs processor time alone, and so do the rows of
-    replicas, which share tables: beside their bytes no message takes time.
+    replicas, which share tables: beside their bytes no message takes time. The core of the first layer
+    also reads the input rows.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -112,6 +122,11 @@ def dry_run_problem(
         )
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
     replicas = [each.num_replicas for each in stages for _ in range(each.first_layer, each.last_layer + 1)]
+    reading_seconds = profile.reading.seconds(
+        profile.batch_size,
+        num_batches=replicas[0] * profile.update_share(batch_size),
+        decoded_share=decoded_share,
+    )
     layers = tuple(
         LayerCosts(
             name=layer.name,
@@ -127,7 +142,8 @@ def dry_run_problem(
                     num_replicas=replicas[index],
                     batch_size=batch_size,
                     num_microbatches=num_microbatches,
-                ),
+                )
+                + (0.0 if index else reading_seconds),
             ),
             communication_seconds=dict.fromkeys(
                 names, in_stage_seconds(profile, index, batch_size=batch_size, num_messages=0)
@@ -181,8 +197,9 @@ def _nominal_compute_seconds(
     per_sample = (whole - half) / (profile.batch_size - profile.half_batch_size)
     per_sample = min(max(per_sample, 0.0), whole / profile.batch_size)
     per_microbatch = whole - per_sample * profile.batch_size
+    timing = profile.timings[layer]
     milliseconds = (
-        profile.timings[layer].once_ms
+        (0.0 if timing.is_sharded else timing.update.median_ms)
         + num_microbatches * per_microbatch
         + batch_size / num_replicas * per_sample
     )

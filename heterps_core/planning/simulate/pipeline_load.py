@@ -68,8 +68,9 @@ class PipelineLoad:
     stops_to_exchange: bool = False
     """Workers exchange rows before and after passes; otherwise links do, beside the passes."""
 
-    sweep_seconds: float = 0.0
-    """Time of the stage whose disk takes longest for a batch's share of a pass over its file of rows."""
+    beside_seconds: float = 0.0
+    """The longest time of a stage for what is done for a batch beside its passes: reading rows, or a batch's share of
+    a pass over its file of table rows."""
 
 
 def pipeline_load(
@@ -118,7 +119,9 @@ def pipeline_load(
         ),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,
-        sweep_seconds=max((sweep.seconds for sweep in sweeps if sweep is not None), default=0.0),
+        beside_seconds=max(
+            [float(np.max(slowest.reading)), *(sweep.seconds for sweep in sweeps if sweep is not None)]
+        ),
     )
 
 
@@ -134,7 +137,7 @@ def _stage_load(
         problem.layers[stage.first_layer - 1].output_bytes_per_sample if stage.first_layer else 0.0,
         layers[-1].output_bytes_per_sample if stage.last_layer < problem.num_layers - 1 else 0.0,
     ]
-    compute, exchange, across, all_reduce_seconds, _ = terms
+    compute, exchange, across, all_reduce_seconds, *_ = terms
     boundary_seconds = across
     # Rows are pulled and gradients pushed one after the other.
     pull_seconds = exchange / 2

@@ -14,8 +14,8 @@ the links need for all that they carry in a step, and is waited for at the end o
 exchanges rows before a forward and after a backward pass, on both lanes of its link, which carry so much less of
 what else there is; one of a plain contract, of which no more than DT is known, on its links beside the passes.
 
-Ignored: that a switch between the machines may be narrower than their links, latency of messages, reading the
-batch, checkpoints. Buffers at a receiver are as large as the schedule needs.
+Ignored: that a switch between the machines may be narrower than their links, latency of messages,
+checkpoints. Buffers at a receiver are as large as the schedule needs.
 """
 
 from __future__ import annotations
@@ -230,11 +230,11 @@ class _Simulation:
             for state in self.states:
                 state.finish_sum()
                 self.step_ends[-1] = max(self.step_ends[-1], state.worker_free.max())
-        # Each step begins after its share of a pass over a file of rows.
-        swept = self.load.sweep_seconds * np.arange(self.num_steps)
+        # Each step begins after its rows are read, and after its share of a pass over a file of table rows.
+        beside = self.load.beside_seconds * np.arange(self.num_steps)
         return SimulatedRun(
             batch_size=self.load.batch_size,
-            step_end_seconds=np.maximum.accumulate(self.step_ends - swept) + swept,
+            step_end_seconds=np.maximum.accumulate(self.step_ends - beside) + beside,
             stages=tuple(state.use() for state in self.states),
         )
 

@@ -9,6 +9,7 @@ import pytest
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.numeric_transform import NumericTransform
+from heterps_core.data.row_groups import RowGroups
 from heterps_core.errors import ConfigurationError, DataError
 from tests.heterps_core.data.synthetic_rows import all_rows, criteo_lines, prepare, write_lines, write_parquet
 
@@ -218,3 +219,22 @@ def test_a_row_group_that_is_damaged_is_named(tmp_path):
     with pytest.raises(DataError, match=r"rows.parquet: row group 3 of 5 cannot be read as Parquet"):
         dataset.batch(np.array([350]))
     assert dataset.batch(np.array([250])).num_rows == 1
+
+
+def test_of_an_epoch_the_row_groups_after_those_of_the_first_batch_are_decoded(tmp_path, monkeypatch):
+    source = write_parquet(tmp_path / "rows.parquet", 480, rows_per_group=10)
+    dataset = prepare(source, tmp_path / "out", eval_fraction=0.0)
+    read, groups = RowGroups.read, []
+    monkeypatch.setattr(RowGroups, "read", lambda self, group: groups.append(group) or read(self, group))
+
+    for index in range(dataset.num_batches(12)):
+        dataset.batch(dataset.batch_rows(0, index, batch_size=12, seed=3))
+        if index == 0:
+            num_first = len(groups)
+
+    # 12 lanes of 48 row groups.
+    assert (num_first, len(groups)) == (12, 48)
+    assert dataset.decoded_share(480, batch_size=12) == (48 - 12) / 48
+    # A night of ten times as many rows has ten times as many row groups, and with large batches all are held.
+    assert dataset.decoded_share(4_800, batch_size=12) == (480 - 12) / 480
+    assert dataset.decoded_share(480, batch_size=64) == 0

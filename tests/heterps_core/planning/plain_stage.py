@@ -23,6 +23,7 @@ class PlainStage(NamedTuple):
     sweep_seconds: float | None
     memory_bytes: float
     drained_seconds: float = 0.0
+    reading_seconds: float = 0.0
 
     @property
     def communication_seconds(self) -> float:
@@ -31,7 +32,7 @@ class PlainStage(NamedTuple):
     @property
     def seconds(self) -> float:
         in_memory = self.exchange_seconds + max(self.compute_seconds, self.links_seconds)
-        return max(in_memory, self.drained_seconds, self.sweep_seconds or 0.0)
+        return max(in_memory, self.drained_seconds, self.reading_seconds, self.sweep_seconds or 0.0)
 
 
 def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: int = 1) -> PlainStage:
@@ -40,14 +41,15 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
     layers = problem.layers[stage.first_layer : stage.last_layer + 1]
     whole = sum(layer.state_bytes for layer in layers if not layer.is_sharded)
     sharded = sum(layer.state_bytes for layer in layers if layer.is_sharded)
-    pacing = float(k)
+    pacing, reading = float(k), 0.0
     if problem.step_model is StepModel.TRAINER:
         pacing = float(pacing_replicas(problem.batch_size // num_microbatches, k))
+        reading = sum(layer.reading_seconds.get(stage.device_type, 0.0) for layer in layers)
+        reading *= problem.batch_size / problem.profile_batch_size / pacing
     compute, exchange, links = _in_memory(problem, stage, pacing, num_microbatches)
     memory_bytes = whole + sharded / k
-    in_memory = _drained(
-        problem, stage, PlainStage(compute, exchange, links, None, memory_bytes), pacing, num_microbatches
-    )
+    held = PlainStage(compute, exchange, links, None, memory_bytes, reading_seconds=reading)
+    in_memory = _drained(problem, stage, held, pacing, num_microbatches)
     if memory_bytes <= unit.usable_bytes * (1 + 1e-12):
         return in_memory
     tables = sum(layer.state_bytes for layer in layers if layer.cold_bytes_per_sample)
@@ -69,7 +71,7 @@ def plain_stage(problem: SchedulingProblem, stage: Stage, *, num_microbatches: i
             2 * tables / k / unit.disk_bytes_per_s / steps,
             unit.sweep_seconds_per_byte * cold / pacing,
         )
-        swept = PlainStage(compute + work, exchange, links, disk, unit.usable_bytes)
+        swept = PlainStage(compute + work, exchange, links, disk, unit.usable_bytes, reading_seconds=reading)
         sweeps.append(_drained(problem, stage, swept, pacing, num_microbatches))
     return min(sweeps, key=lambda each: each.seconds, default=in_memory)
 

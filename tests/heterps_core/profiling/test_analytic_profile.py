@@ -166,18 +166,6 @@ def test_refuses_to_calibrate_on_an_estimate():
         estimate_profile(GRAPH, estimate, DEVICE_TYPES["cpu-c5"])
 
 
-@pytest.mark.parametrize(("name", "feed_ms"), [("cpu-c7i", 40.0), ("gpu-t4", 0.0)])
-def test_rows_are_read_on_the_core_that_computes_but_beside_a_card(name, feed_ms):
-    whole, half = make_profile().timings, make_profile().half_batch_timings
-    fed = [(replace(timings[0], feed_ms=40.0), *timings[1:]) for timings in (whole, half)]
-
-    estimate = estimate_profile(GRAPH, make_profile(*fed), DEVICE_TYPES[name])
-
-    assert [timings[0].feed_ms for timings in (estimate.timings, estimate.half_batch_timings)] == [
-        feed_ms
-    ] * 2
-
-
 @pytest.mark.parametrize(("name", "times_float32"), [("cpu-c7i", 16.0), ("cpu-c5", 0.65)])
 def test_bfloat16_is_estimated_by_the_instructions_of_the_processor(name, times_float32):
     device_type = DEVICE_TYPES[name]

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.profiling.layer_profile import LayerProfile, _parallel_fraction
+from heterps_core.profiling.layer_profile import LayerProfile, RowReading, _parallel_fraction
 from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import DENSE, EMBEDDING, make_profile, make_timing
 
@@ -33,13 +33,6 @@ def test_alpha_grows_where_one_update_serves_several_micro_batches():
     assert found == pytest.approx((1 - 2_120 / 4_100) * 2)
 
 
-def test_alpha_of_a_stage_is_that_of_its_own_layers():
-    # The embedding alone: 1000 and 520 ms.
-    found = make_profile().compute_parallel_fraction(batch_size=100, layers=slice(0, 1))
-
-    assert found == pytest.approx(0.96)
-
-
 def test_beta_counts_what_belongs_to_samples_as_parallel():
     # 3000 and 2000 bytes of rows and 2 * 1000 of gradients over the same link.
     found = make_profile().communication_parallel_fraction(batch_size=100)
@@ -54,20 +47,27 @@ def test_beta_grows_with_the_boundary_of_a_stage():
     assert found == pytest.approx((1 - 7_000 / 11_000) * 2)
 
 
-def test_reading_rows_is_charged_for_each_row_and_its_start_once_a_training_batch():
-    embedding = replace(make_timing(EMBEDDING, 300.0, 200.0, 500.0), feed_ms=40.0, feed_start_ms=8.0)
-    profile = make_profile(timings=(embedding, make_timing(DENSE, 1_000.0, 2_000.0, 400.0)))
+def test_reading_is_charged_for_batches_for_rows_and_for_those_rows_that_are_not_in_memory():
+    reading = RowReading(batch_ms=8.0, row_ms=0.4, decoded_row_ms=1.0)
 
-    # 1000 ms of the layer, 40 of its 100 rows, and a quarter of what each batch of 400 rows begins with.
-    assert profile.compute_seconds(0, batch_size=400) == pytest.approx(1.042)
+    # A quarter of what a batch begins with, 40 ms for 100 rows, and 30 ms for 30 of them.
+    assert reading.seconds(100, num_batches=0.25, decoded_share=0.3) == pytest.approx(0.072)
+
+
+def test_alpha_counts_the_rows_that_the_computing_core_reads_as_divided_and_the_start_of_a_batch_as_not():
+    profile = replace(make_profile(), reading=RowReading(batch_ms=100.0, row_ms=1.0, decoded_row_ms=4.0))
+
+    # 4400 and 2420 ms of the layers; 100 + 300 and 100 + 150 ms with half of the rows decoded.
+    found = profile.compute_parallel_fraction(batch_size=100, decoded_share=0.5)
+    assert found == pytest.approx((1 - 2_670 / 4_800) * 2)
+    assert profile.compute_parallel_fraction(batch_size=100) == pytest.approx(0.9)
 
 
 def test_scaled_times_keep_their_relative_spread():
     phase = Timing(median_ms=4.0, low_ms=3.0, high_ms=6.0, num_repeats=9)
-    timing = replace(make_timing(DENSE, 0.0, 0.0, 0.0), forward=phase, feed_ms=5.0)
+    timing = replace(make_timing(DENSE, 0.0, 0.0, 0.0), forward=phase)
 
     assert timing.scaled(0.5).forward == Timing(median_ms=2.0, low_ms=1.5, high_ms=3.0, num_repeats=9)
-    assert timing.scaled(0.5).feed_ms == 5.0
 
 
 def test_only_a_profile_of_a_busy_machine_says_so():

@@ -118,6 +118,14 @@ def test_the_layers_together_are_compared_with_a_whole_step(monkeypatch):
         assert sum(timing.compute_ms(update_share=1.0) for timing in timings) == pytest.approx(2.0)
 
 
+def test_reading_rows_of_a_data_set_is_measured_in_memory_and_not(measured):
+    reading = measured.reading
+
+    assert reading.batch_ms >= 0
+    assert reading.row_ms >= 0
+    assert reading.decoded_row_ms > 0
+
+
 def test_exchanged_bytes_are_those_of_the_distinct_rows(measured, dataset):
     rows = np.resize(np.arange(dataset.num_train_rows), NUM_BATCHES * BATCH_SIZE)
     batches = np.split(all_rows(dataset).ids[rows], NUM_BATCHES)

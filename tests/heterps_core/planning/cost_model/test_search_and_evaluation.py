@@ -35,7 +35,11 @@ def drawn_problem(seed, step_model, *, drains, communicates):
     """Return a problem with every term: tables on disk, instances, zones, interruptions, start-up and storage."""
     problem = with_disks(make_problem(seed, num_layers=6, num_types=3), bytes_per_unit=40e9, bytes_per_s=5e8)
     table = replace(
-        problem.layers[0], is_sharded=True, state_bytes=20e9, cold_bytes_per_sample=(6e3, 4e3, 2e3)
+        problem.layers[0],
+        is_sharded=True,
+        state_bytes=20e9,
+        cold_bytes_per_sample=(6e3, 4e3, 2e3),
+        reading_seconds={problem.device_type_names[0]: 2 * max(problem.layers[0].compute_seconds.values())},
     )
     units = {
         name: replace(
@@ -102,6 +106,7 @@ def test_each_stage_takes_as_long_in_the_tables_of_a_search_as_in_the_evaluation
                 same_terms(terms.compute, [part.compute_seconds for part in found])
                 same_terms(terms.exchange, [part.exchange_seconds for part in found])
                 same_terms(terms.drained, [part.drained_seconds for part in found])
+                same_terms(terms.reading, [part.reading_seconds for part in found])
                 same_terms(
                     terms.exchange + terms.across + terms.gradient_sum,
                     [part.communication_seconds for part in found],

@@ -54,9 +54,10 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     most_rows = -(-(problem.batch_size // m) // stage.num_replicas)
     k = problem.batch_size / m / most_rows
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-    computing = exchanging = summing = handling = 0.0
+    computing = exchanging = summing = handling = reading = 0.0
     for layer in layers:
         computing += layer.compute_seconds[stage.device_type]
+        reading += layer.reading_seconds.get(stage.device_type, 0.0) * samples / k
         if layer.is_sharded:
             exchanging += layer.communication_seconds[stage.device_type]
             handling += unit.exchange_seconds_per_table
@@ -83,7 +84,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     if k > 1 or problem.single_replica_communicates:
         exchange += handling
     on_link = across * samples / k + to_others * summing * samples
-    return exchange + max(on_worker, on_link)
+    return max(exchange + max(on_worker, on_link), reading)
 
 
 def all_plans(problem: SchedulingProblem, most_replicas: int):

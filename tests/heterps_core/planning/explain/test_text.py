@@ -5,6 +5,7 @@ import pytest
 from heterps_core.planning.explain.explanation import Detail, explain_plan
 from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.extra_costs import InstanceSize
+from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import WIDTH, labelled_lines
@@ -35,6 +36,26 @@ def test_a_hand_worked_problem_in_words():
     # One cpu unit takes 80 ms at 0.1 USD/hour, a gpu unit 88 ms at 0.5.
     assert "all on cpu-c7i costs the same; all on gpu-t4 +0.0036 USD (+450%)" in text
     assert "0.0222 USD for a million samples; proven: no plan is cheaper" in text
+
+
+def test_a_stage_that_waits_for_its_rows_is_named():
+    problem = builders.make_problem(throughput_floor_samples_per_s=0.0)
+    # 4 seconds of a core to read 100 rows, beside a card that computes for 88 ms; no cpu is faster.
+    read = replace(
+        problem.layers[0],
+        compute_seconds={"cpu-c7i": 1_000.0, "gpu-t4": 0.080},
+        reading_seconds={"gpu-t4": 4.0},
+    )
+    slow = replace(problem, step_model=StepModel.TRAINER, layers=(read, *problem.layers[1:]))
+    stages = (Stage(0, 2, "gpu-t4", 2),)
+
+    explanation = explain_plan(slow, stages, detail=Detail.SHORT)
+
+    limit = "limits layers 0..2 on gpu-t4: the core that reads for each worker reaches 25 rows/s"
+    assert explanation.reading_limit == limit
+    assert f"reading {limit}" in joined(explanation_text(explanation))
+    assert ("reading", limit) in essential_facts(explanation)
+    assert explain_plan(problem, stages, detail=Detail.SHORT).reading_limit == ""
 
 
 @pytest.mark.parametrize("seed", range(3))

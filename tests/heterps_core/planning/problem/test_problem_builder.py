@@ -17,6 +17,7 @@ from heterps_core.planning.problem.problem_builder import (
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.analytic_profile import estimate_profile
+from heterps_core.profiling.layer_profile import RowReading
 from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.profiling.timing import Timing
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
@@ -136,6 +137,29 @@ def test_the_cost_model_gives_the_profiled_time_of_a_batch_back():
     # Four micro-batches of 4 s and one dense update of 0.4 s.
     assert evaluation.stages[0].compute_seconds == pytest.approx(16.4)
     assert evaluation.throughput_samples_per_s == pytest.approx(400 / 16.4)
+
+
+def test_a_cpu_reads_rows_beside_its_computing_and_a_cards_host_at_the_same_time_as_the_card():
+    here = replace(make_profile(), reading=RowReading(batch_ms=100.0, row_ms=1.0, decoded_row_ms=4.0))
+    names = {"local-cpu": HERE, "gpu-t4": DEVICE_TYPES["gpu-t4"]}
+    profiles = {"local-cpu": here, "gpu-t4": estimate_profile(GRAPH, here, names["gpu-t4"])}
+    terms = {"batch_size": 400, "step_model": StepModel.TRAINER, "decoded_share": 0.5}
+    units = {
+        name: unit_type(GRAPH, profiles[name], device_type, price_usd_per_hour=1.0, max_units=8, **terms)
+        for name, device_type in names.items()
+    }
+
+    problem = build(profiles, units, **terms)
+
+    # A quarter of the 100 ms of a batch of 400, and 100 rows of 1 + 4 / 2 ms.
+    assert problem.layers[0].compute_seconds["local-cpu"] == pytest.approx(1.0 + 0.325)
+    assert problem.layers[0].reading_seconds == {"gpu-t4": pytest.approx(0.325)}
+    assert problem.layers[1].reading_seconds == {}
+    card, several = (evaluate(problem, [Stage(0, 1, "gpu-t4", k)]).stages[0] for k in (1, 2))
+    assert (card.seconds, card.reading_seconds) == (pytest.approx(1.3), pytest.approx(1.3))
+    assert several.reading_seconds == pytest.approx(0.65)
+    # The papers' step has no term beside computing and links.
+    assert build(profiles, units, **terms | {"step_model": StepModel.PAPERS}).layers[0].reading_seconds == {}
 
 
 def test_the_problem_meets_the_contract():
