@@ -94,21 +94,21 @@ def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
         else texts
         for texts in slots
     ]
-    ids_KN: npt.NDArray[Any] = np.empty(
-        (features.num_ids, len(slots[0])), dtype=np.int32 if features.dynamic_ids is None else np.int64
+    ids_NK: npt.NDArray[Any] = np.empty(
+        (len(slots[0]), features.num_ids), dtype=np.int32 if features.dynamic_ids is None else np.int64
     )
     of_slots = _ids_of_columns(different, features)
     for slot, (texts, columns, ids) in enumerate(zip(slots, features.id_columns, of_slots, strict=True)):
-        own = slice(columns.start, columns.stop)
+        own = ids_NK[:, columns.start : columns.stop]
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
-            ids_KN[own] = _ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence).T
+            own[:] = _ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence)
         elif pa.types.is_dictionary(texts.type):
             indices = texts.indices.fill_null(len(ids) - 1) if texts.null_count else texts.indices
-            ids_KN[own] = ids.take(indices.to_numpy())
+            own[:, 0] = ids.take(indices.to_numpy())
         else:
-            ids_KN[own] = ids[:-1]
-    return np.ascontiguousarray(ids_KN.T)
+            own[:, 0] = ids[:-1]
+    return ids_NK
 
 
 def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) -> Iterator[Ids]:

@@ -24,7 +24,8 @@ def write_parquet(source: SourcePath, target: Path, schema: DataSchema) -> None:
     types += [pa.string()] * len(schema.categorical_columns)
     types += [pa.list_(pa.string())] * len(schema.list_columns)
     table_schema = pa.schema(list(zip(schema.used_columns, types, strict=True)))
-    with pq.ParquetWriter(target, table_schema, compression="zstd", write_statistics=False) as writer:
+    # LZ4 takes a third more of the disk than Zstandard, and a quarter less time to read.
+    with pq.ParquetWriter(target, table_schema, compression="lz4", write_statistics=False) as writer:
         held: list[pa.RecordBatch] = []
         for batch in read_text(source, schema):
             columns = [
