@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
+    "catalogue": ("device types with prices, and why others are left out", "flows.commands.catalogue"),
     "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
     "tune": ("search the parameters of a training, into a file for heterps train", "flows.commands.tune"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),

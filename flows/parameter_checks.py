@@ -78,7 +78,7 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
             f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
-    check_markets(provider=asked.provider, region=asked.region)
+    check_markets(asked.device_types, provider=asked.provider, region=asked.region)
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     check_offers(

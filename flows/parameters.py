@@ -9,9 +9,10 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from flows.parameter_model import FlowParameters, OneOf
+from heterps_core.device_types import matching
 from heterps_core.hardware import Market
 from heterps_core.models import sized_model
 from heterps_core.planning.problem.extra_costs import COST_TERMS
@@ -51,6 +52,7 @@ def _plain_number(value: Any) -> Any:
     return value
 
 
+DeviceTypes = Annotated[list[str], AfterValidator(matching)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -192,8 +194,8 @@ class _PlannedParameters(_ModelParameters):
     provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
     """Where machines come from: local is a dry run on this machine, aws rents."""
 
-    device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
-    """What layers may be placed on, or what may be measured."""
+    device_types: DeviceTypes = Field(DEFAULT_DEVICE_TYPES, min_length=1)
+    """Hardware for layers or for measurements: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
 
     region: str = REGION
     """Region of the prices; machines are rented in us-east-1 only."""
@@ -360,8 +362,8 @@ class CompareParameters(FlowParameters):
     budget_measurements: Count = 12
     """With measured rewards, plans that each method may run with each seed; each takes some seconds, once."""
 
-    device_types: list[str] = Field(DEFAULT_DEVICE_TYPES, min_length=1)
-    """What the layers of the models may be placed on."""
+    device_types: DeviceTypes = Field(DEFAULT_DEVICE_TYPES, min_length=1)
+    """Hardware for the layers of the models: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
 
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan for a model in samples/s; 0 for none."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -167,7 +166,10 @@ class DeviceType:
     """One unit's share of its instance's network; sizes with a smaller share do not carry the type."""
 
     kernel_launch_seconds: float = 5e-6
-    """Fixed cost of one operation, however small its tensors."""
+    """Fixed cost of one operation, however small its tensors.
+
+    Assumed, as no vendor publishes the cost of an operation under a framework: the order of a launch in NVIDIA
+    Technical Blog, Getting Started with CUDA Graphs (2019), and of PyTorch's dispatch."""
 
     vcpus_per_unit: int = 0
     """CPU types: vCPUs of one physical core. GPU types: 0, because units are counted in cards."""
@@ -178,8 +180,8 @@ class DeviceType:
     instance_families: tuple[str, ...]
     """Families of instances that carry this type, of any cloud."""
 
-    sources: Mapping[str, str]
-    """Field name -> document, or derivation, or "assumed: ..." where the figure is not published."""
+    architecture: str = "x86_64"
+    """Of the machine image that its instances boot, as EC2 names it: x86_64 or arm64."""
 
     equal_families: tuple[str, ...] = ()
     """Other families with this processor or card, and no less memory and network: as fast, and bought where the

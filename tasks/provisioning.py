@@ -28,6 +28,9 @@ from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planne
 from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
 from tasks.steps import step
 
+IMAGE_ARCHITECTURE = "x86_64"
+"""Of the image that rented nodes boot."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provisioning:
@@ -116,13 +119,19 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
         raise ConfigurationError(str(error)) from error
 
 
-def check_markets(*, provider: str, region: str) -> None:
-    """Check the region of a purchase, before any work.
+def check_markets(device_types: Sequence[str], *, provider: str, region: str) -> None:
+    """Check the region and the processors of a purchase, before any work.
 
     Raises:
-        ConfigurationError: Machines are rented that another region sells.
+        ConfigurationError: Machines are rented that another region sells, or that no image of nodes boots.
     """
     rented_from = get_provider(provider)
+    other = [name for name in device_types if get_device_type(name).architecture != IMAGE_ARCHITECTURE]
+    if rented_from.charges_money and other:
+        raise ConfigurationError(
+            f"rented nodes must be {IMAGE_ARCHITECTURE} machines, as their image is, got {', '.join(other)}; leave "
+            f"them out, or plan with them by a provider that charges nothing"
+        )
     if rented_from.charges_money and region != rented_from.region:
         raise ConfigurationError(
             f"the provider {provider} rents in {rented_from.region}, got the region {region}; plan with its prices "

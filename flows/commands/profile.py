@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from heterps_core.data.features import FeatureSpec
-from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.device_types import matching
 from heterps_core.json_file import write_json
 from heterps_core.models import CTR_MODELS
 from heterps_core.profiling.layer_profile import LayerProfile
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help=f"estimate for these types too, of: {', '.join(sorted(DEVICE_TYPES))}",
+        help="estimate for these types too, of heterps catalogue; patterns such as gpu-l4* too",
     )
     parser.add_argument(
         "--device",
@@ -74,7 +74,9 @@ def run(options: argparse.Namespace) -> None:
     # Always measured again: a person who asks on the command line wants to see this machine as it is now.
     if options.device == "cuda":
         require_cuda()
-    profiles = profile_model(request, trace_model(request), options.device_types, cache_directory=None)
+    profiles = profile_model(
+        request, trace_model(request), matching(options.device_types), cache_directory=None
+    )
     if options.device == "cuda":
         (on_gpu,) = measure_in_fresh_process(replace(request, device="cuda"))
         profiles = {**profiles, on_gpu.device_type: on_gpu}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RUN_ID_VARIABLE = "HETERPS_RUN_ID"
 
 _WHEEL_FOLDER = "code"
-_SUFFIXES = (".py", ".cpp", ".toml", ".typed")
+_SUFFIXES = (".py", ".cpp", ".gz", ".toml", ".typed")
 _EARLIEST_TIME = (1980, 1, 1, 0, 0, 0)
 
 BOOTSTRAP_SCRIPT = Path(__file__).with_name("bootstrap.sh")

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import boto3
 
+from heterps_core import device_types
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
 from infra.prices.price_catalogue import PriceCatalogue
 from tests.moto_server import REGION, empty_cloud
 
-PRICE_SOURCE = Path(__file__).parent / "prices" / "sources" / "aws_ec2_us-east-1_2026-07-20.csv.gz"
+PRICE_SOURCE = Path(device_types.__file__).parent / "published" / "instance_types_2026-07-20.csv.gz"
 """The published figures that the bundled prices were made from."""
 
 SLEEP = ("-c", "import time; time.sleep(100)")

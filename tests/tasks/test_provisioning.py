@@ -178,11 +178,13 @@ def test_start_up_counts_against_the_lifetime():
 
 
 def test_what_cannot_be_bought_is_refused():
-    check_markets(provider="local", region="us-east-1")
-    check_markets(provider="local", region="eu-west-1")
+    check_markets(["cpu-c8g"], provider="local", region="us-east-1")
+    check_markets(["cpu-c7i"], provider="local", region="eu-west-1")
 
     with pytest.raises(ConfigurationError, match="rents in us-east-1"):
-        check_markets(provider="aws", region="eu-west-1")
+        check_markets(["cpu-c7i"], provider="aws", region="eu-west-1")
+    with pytest.raises(ConfigurationError, match=r"must be x86_64 machines, .* got cpu-c8g; leave them out"):
+        check_markets(["cpu-c7i", "cpu-c8g"], provider="aws", region="us-east-1")
 
 
 @pytest.mark.parametrize(

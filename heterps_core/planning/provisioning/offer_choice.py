@@ -54,11 +54,10 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
     best: dict[str, float] = {}
     for offer in offers:
         for hardware in DEVICE_TYPES.values():
-            device_type = hardware.in_market(offer.market)
-            units = device_type.units_in(offer)
+            units = hardware.units_of(offer.instance_type)
             if units > 0:
-                price = offer.price_usd_per_hour / units
-                best[device_type.name] = min(price, best.get(device_type.name, price))
+                name, price = hardware.in_market(offer.market).name, offer.price_usd_per_hour / units
+                best[name] = min(price, best.get(name, price))
     return best
 
 

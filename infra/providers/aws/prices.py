@@ -49,6 +49,9 @@ _SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
 
 _MBIT_PER_GBIT = 1_000
 
+_NAMES_PER_CALL = 200
+"""Instance types of one question for spot prices: as many as EC2 takes values of a filter."""
+
 
 class AwsPrices(LivePrices):
     """Asks AWS; see `LivePrices`."""
@@ -131,10 +134,15 @@ def _spot_histories(
     client: EC2Client, names: Sequence[str], *, since: datetime
 ) -> dict[tuple[str, str], SpotHistory]:
     """Return (instance type, zone) -> price changes since a time, the one in force at that time included."""
-    pages = client.get_paginator("describe_spot_price_history").paginate(
-        InstanceTypes=list(names),  # type: ignore[arg-type]
-        ProductDescriptions=[_SPOT_PRODUCT],
-        StartTime=since,
+    paginator = client.get_paginator("describe_spot_price_history")
+    pages = (
+        page
+        for first in range(0, len(names), _NAMES_PER_CALL)
+        for page in paginator.paginate(
+            InstanceTypes=list(names[first : first + _NAMES_PER_CALL]),  # type: ignore[arg-type]
+            ProductDescriptions=[_SPOT_PRODUCT],
+            StartTime=since,
+        )
     )
     changes: dict[tuple[str, str], dict[datetime, float]] = defaultdict(dict)
     for page in pages:
@@ -189,7 +197,7 @@ def _instance_type_of(document: Mapping[str, Any]) -> InstanceType:
         name=document["InstanceType"],
         vcpus=document["VCpuInfo"]["DefaultVCpus"],
         memory_bytes=document["MemoryInfo"]["SizeInMiB"] * BYTES_PER_MIB,
-        accelerator_name=card["Name"].lower() if card else None,
+        accelerator_name=card["Name"].lower().replace(" ", "-") if card else None,
         accelerator_count=card.get("Count", 0) if card else 0,
         accelerator_memory_bytes_each=(
             card.get("MemoryInfo", {}).get("SizeInMiB", 0) * BYTES_PER_MIB if card else 0

@@ -2,6 +2,7 @@ from datetime import timedelta
 
 import pytest
 
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws.prices import AwsPrices
 from tests.infra.prices.aws_answers import (
@@ -64,12 +65,26 @@ def test_spot_history_is_put_in_order_by_pool_over_pages():
     assert histories["c7i.large", "us-east-1b"].last_usd_per_hour == 0.050
 
 
+def test_spot_prices_of_many_instance_types_are_asked_for_in_parts():
+    prices, _, ec2 = stubbed_prices(REGION)
+    names = [f"c7i.{number}" for number in range(250)]
+    for part, name in [(names[:200], "c7i.0"), (names[200:], "c7i.249")]:
+        will_give_spot_prices(ec2[REGION], [change(name, "us-east-1a", "0.04", NOW)], names=part)
+
+    histories = prices.spot(REGION, names, since=NOW - timedelta(days=1))
+
+    assert {name for name, _ in histories} == {"c7i.0", "c7i.249"}
+
+
 def test_sizes_have_cards_and_the_baseline_of_the_network():
     prices, _, ec2 = stubbed_prices(REGION)
     will_give_sizes(
         ec2[REGION],
         [instance_type("c7i.large", 2, gbit_per_s=0.781)],
-        [instance_type("g4dn.xlarge", 4, gpu="T4")],
+        [
+            instance_type("g4dn.xlarge", 4, gpu="T4"),
+            instance_type("g7e.2xlarge", 8, gpu="RTX PRO Server 6000"),
+        ],
     )
 
     sizes = prices.sizes(REGION, ["c7i", "g4dn"])
@@ -79,6 +94,8 @@ def test_sizes_have_cards_and_the_baseline_of_the_network():
     assert (sizes["c7i.large"].accelerator_name, sizes["c7i.large"].accelerator_count) == (None, 0)
     assert (sizes["g4dn.xlarge"].accelerator_name, sizes["g4dn.xlarge"].accelerator_count) == ("t4", 1)
     assert sizes["g4dn.xlarge"].accelerator_memory_bytes_each == 16 * 1024**3
+    assert DEVICE_TYPES["gpu-rtx-pro-server-6000"].units_of(sizes["g7e.2xlarge"]) == 0  # 5 of 50 Gbit/s
+    assert sizes["g7e.2xlarge"].accelerator_name == DEVICE_TYPES["gpu-rtx-pro-server-6000"].accelerator_name
 
 
 def test_a_refusal_is_one_line_with_what_was_asked_and_a_way_out():
