@@ -41,15 +41,6 @@ _TABLE = _PUBLISHED / "instance_types_2026-07-20.csv.gz"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Sources:
-    """Data sheets of the figures of a processor or card."""
-
-    flops: str
-    memory: str
-    bf16: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Processor:
     """A processor generation and the instance families that have it."""
 
@@ -61,7 +52,8 @@ class _Processor:
     vcpus_per_core: int = 2
     clock_hz: float | None = None
     architecture: str = "x86_64"
-    sources: _Sources
+    sources: Mapping[str, str]
+    """Of flops, bf16 and memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +67,8 @@ class _Card:
     peak_fp32_flops_per_s: float
     peak_bf16_flops_per_s: float | None = None
     memory_bandwidth_bytes_per_s: float
-    sources: _Sources
+    sources: Mapping[str, str]
+    """Of flops, bf16 and memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,19 +202,16 @@ def _core_types(processor: _Processor, sizes: Mapping[str, Sequence[_Size]]) -> 
         family: _Core.least([_Core.of(size, processor) for size in sizes[family]])
         for family in sorted(processor.families, key=lambda name: (len(name), name))
     }
-    groups: list[list[str]] = []
+    groups: dict[str, list[str]] = {}
     for family, core in cores.items():
-        alike = next((group for group in groups if core.agrees_with(cores[group[0]])), None)
-        if alike is None:
-            groups.append([family])
-        else:
-            alike.append(family)
-    for group in groups:
+        first = next((name for name in groups if core.agrees_with(cores[name])), family)
+        groups.setdefault(first, []).append(family)
+    for first, group in groups.items():
         least = _Core.least([cores[family] for family in group])
         others = [name for name, core in cores.items() if name not in group and core.has_no_less_than(least)]
         bf16 = processor.bf16_flops_per_cycle
         yield DeviceType(
-            name=f"cpu-{group[0]}",
+            name=f"cpu-{first}",
             kind=DeviceKind.CPU,
             peak_fp32_flops_per_s=processor.fp32_flops_per_cycle * least.clock_hz,
             peak_bf16_flops_per_s=None if bf16 is None else bf16 * least.clock_hz,

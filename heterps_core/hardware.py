@@ -191,6 +191,11 @@ class DeviceType:
     """How units of this type are bought; the name of one on spot ends with SPOT_SUFFIX."""
 
     @property
+    def families(self) -> tuple[str, ...]:
+        """Families that carry this type, and equal ones."""
+        return (*self.instance_families, *self.equal_families)
+
+    @property
     def tensor_bandwidth_bytes_per_s(self) -> float:
         """Network bandwidth for tensors, in each of the two directions at once."""
         return PAYLOAD_SHARE * self.network_bandwidth_bytes_per_s
@@ -218,8 +223,7 @@ class DeviceType:
 
     def equal_units_of(self, instance_type: InstanceType) -> int:
         """Return the same for the families that are as fast as well."""
-        families = (*self.instance_families, *self.equal_families)
-        return self._units_of(instance_type) if instance_type.family in families else 0
+        return self._units_of(instance_type) if instance_type.family in self.families else 0
 
     def _units_of(self, instance_type: InstanceType) -> int:
         if self.kind is DeviceKind.CPU:

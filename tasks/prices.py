@@ -57,7 +57,7 @@ def refresh_prices_of(
     """
     now = datetime.now(UTC)
     newest = newest_refreshed(_price_folder(workspace))
-    families = {family for d in DEVICE_TYPES.values() for family in (*d.instance_families, *d.equal_families)}
+    families = {family for each in DEVICE_TYPES.values() for family in each.families}
     result = refresh(
         prices.with_own_clients(),
         () if newest is None else tuple(newest.offers()),

@@ -158,7 +158,7 @@ def find_offers(
     """
     catalogue = catalogue or PriceCatalogue()
     hardware = [get_device_type(name) for name in device_types]
-    families = {family for each in hardware for family in (*each.instance_families, *each.equal_families)}
+    families = {family for each in hardware for family in each.families}
     markets = dict.fromkeys([Market.ON_DEMAND, *(each.market for each in hardware)])
     offers = [
         offer
