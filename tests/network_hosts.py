@@ -5,6 +5,7 @@ Needs root, iproute2 and util-linux, and to run inside a fresh namespace (`unsha
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -63,11 +64,14 @@ def make_bridge(address: str) -> None:
 
 
 class NetworkHost:
-    """A namespace that lives as long as its keeper, linked to the bridge at the same rate in both directions."""
+    """A namespace that lives as long as its keeper, linked to the bridge at the same rate in both directions.
 
-    def __init__(self, number: int, address: str, *, mbit_per_s: float) -> None:
+    Without a rate, None, the link has no limit.
+    """
+
+    def __init__(self, number: int, address: str, *, mbit_per_s: float | None) -> None:
         self.address = address
-        self.bytes_per_s = mbit_per_s * BYTES_PER_S_PER_MBIT_PER_S
+        self.bytes_per_s = math.inf if mbit_per_s is None else mbit_per_s * BYTES_PER_S_PER_MBIT_PER_S
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.keeper = subprocess.Popen(["unshare", "--net", "sleep", str(LIFETIME_S)], **silent)
         self.namespace = Path(f"/proc/{self.keeper.pid}/ns/net")
@@ -79,13 +83,15 @@ class NetworkHost:
             self.keeper.kill()
             raise
 
-    def _link(self, outer: str, mbit_per_s: float) -> None:
+    def _link(self, outer: str, mbit_per_s: float | None) -> None:
         peer = ("peer", "name", INTERFACE, "netns", str(self.keeper.pid), "mtu", str(MTU_BYTES))
         run("ip", "link", "add", outer, "mtu", str(MTU_BYTES), "type", "veth", *peer)
         run("ip", "link", "set", outer, "master", BRIDGE, "up")
         self.run("ip", "link", "set", "lo", "up")
         self.run("ip", "addr", "add", f"{self.address}/{PREFIX_BITS}", "dev", INTERFACE)
         self.run("ip", "link", "set", INTERFACE, "up")
+        if mbit_per_s is None:
+            return
         limit = ("tbf", "rate", f"{mbit_per_s:.3f}mbit", "burst", str(BURST_BYTES), "latency", QUEUE)
         self.run("sh", "-c", f"echo {QUEUED_BYTES} > /proc/sys/net/ipv4/tcp_limit_output_bytes")
         self.run("ip", "link", "set", INTERFACE, "gso_max_size", str(QUEUED_BYTES))

@@ -1,11 +1,13 @@
-"""How far a plan's simulated speed is from that of the same plan on hosts with limited links, over random clusters.
+"""How far a plan's simulated speed is from that of the same plan on hosts of their own, over random clusters.
 
-Each cluster is drawn by the seed: 4 to 6 hosts, network namespaces of this machine, a model, a cut, a rate for the
-hosts of each stage. Workers of the trainer, one on each host, train synthetic clicks, once with delayed updates and
-once with a step that drains; the speed is that of the middle of the run by its own step metrics. The prediction is
-that of a user's plan: layers timed on this machine at the size of a micro-batch, links as wide as the hosts' are,
-then the simulation. This machine has few cores, so rates are so low that links set the pace; the share of the cores
-that the workers needed is reported, and where it comes near 1 the measurement is that of the cores.
+Each cluster is drawn by the seed: 4 to 12 hosts, network namespaces of this machine, a model, a cut, and how a step
+updates. Workers of the trainer, one on each host, train synthetic clicks. The prediction is that of a user's plan:
+layers, exchanges and boundaries timed on this machine, links as wide as the hosts' are, then the simulation.
+
+This machine has few cores, which hosts share. So every other cluster has links so slow that they set the pace, and
+its speed is that of the middle of the run by its own step metrics; the share of the cores that its workers needed is
+reported, and where it comes near 1 the measurement is that of the cores. The others have links without a limit, and
+the processor time of a step is compared, of all workers and of those of each stage.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from operator import mul
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +39,7 @@ from heterps_core.errors import HeterpsError
 from heterps_core.field_rules import sized
 from heterps_core.hardware import Market
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import StepModel
 from heterps_core.planning.simulate.plan_simulation import simulate_plan
@@ -72,9 +76,16 @@ RELATIVE_RATES = (10, 15, 20, 30, 40, 60)
 STEP_S = 0.4
 """That rates are chosen for: a worker's calls take some 100 ms of a core for each step of all hosts."""
 
+UNLIMITED_MBIT_PER_S = 1e9
+"""No link has a limit where the processor is measured."""
+
 BATCH_SIZES = (512, 1024)
-LEAST_HOSTS, MOST_HOSTS = 4, 6
-MOST_STAGES, MOST_REPLICAS = 4, 3
+PROCESSOR_BATCH_SIZES = (2048, 4096)
+LEAST_HOSTS, MOST_HOSTS = 4, 12
+MOST_STAGES, MOST_REPLICAS = 4, 8
+MOST_RUN_S = 540.0
+"""No cluster is begun after so long."""
+
 NUM_CLICKS = 24_000
 BUCKETS_PER_SLOT = 2_000
 MEASURED_S, LEAST_STEPS = 8.0, 24
@@ -98,7 +109,13 @@ class DrawnCluster(JsonDocument):
     mbit_per_s: tuple[float, ...]
     """Of the hosts of each stage."""
 
+    update_mode: str = DELAYED
     wire_dtype: str = "float32"
+
+    @property
+    def is_by_processor(self) -> bool:
+        """The processor time is measured, not the clock."""
+        return UNLIMITED_MBIT_PER_S in self.mbit_per_s
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -111,26 +128,36 @@ class DrawnCluster(JsonDocument):
             )
         )
 
-    def config(self, update_mode: str) -> TrainingConfig:
-        """Return the numbers of a run, with the trainer's own micro-batches."""
+    @property
+    def config(self) -> TrainingConfig:
+        """The numbers of the run, with the trainer's own micro-batches."""
         of_mode = {DELAYED: delayed_microbatches, SYNC: default_microbatches}
         return TrainingConfig(
             batch_size=self.batch_size,
-            num_microbatches=of_mode[update_mode](self.batch_size, num_stages=len(self.replicas)),
+            num_microbatches=of_mode[self.update_mode](self.batch_size, num_stages=len(self.replicas)),
             num_epochs=1_000,
             seed=0,
             checkpoint_interval_steps=1_000_000,
-            update_mode=update_mode,
+            update_mode=self.update_mode,
             wire_dtype=self.wire_dtype,
         )
 
     def __str__(self) -> str:
         cuts = " ".join(
-            f"{stage.first_layer}-{stage.last_layer}x{stage.num_replicas}@{rate:.0f}"
+            f"{stage.first_layer}-{stage.last_layer}x{stage.num_replicas}"
+            + ("" if self.is_by_processor else f"@{rate:.0f}")
             for stage, rate in zip(self.stages, self.mbit_per_s, strict=True)
         )
         rounded = "" if self.wire_dtype == "float32" else f" {self.wire_dtype}"
-        return f"{self.model} {self.batch_size}: {cuts}{rounded}"
+        return f"{self.model} {self.batch_size} {self.update_mode}: {cuts}{rounded}"
+
+
+class Prediction(NamedTuple):
+    """What a plan promises of a cluster."""
+
+    samples_per_s: float
+    processor_s: tuple[float, ...]
+    """Processor time of a step, of a worker of each stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,6 +170,9 @@ class Measured(JsonDocument):
     core_share: float
     """Of this machine's cores, by the processor time of all workers."""
 
+    processor_s: tuple[float, ...]
+    """Processor time of a step by host, in all threads."""
+
     link_shares: tuple[tuple[float, float], ...]
     """By host, what was received and sent over what its link could carry."""
 
@@ -151,38 +181,58 @@ def run(*, seed: int = 0, num_cases: int = 10, keep: Path | None = None) -> list
     """Measure, print a table and return its figures in the form of the benchmark contract."""
     if (reason := why_no_hosts()) is not None:
         sys.exit(reason)
-    errors: dict[str, list[float]] = {mode: [] for mode in UPDATE_MODES}
-    gains = []
+    errors: dict[str, list[float]] = {"link": [], "processor": [], "stage": []}
+    began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = keep or Path(temporary)
         dataset = make_dataset(folder)
-        print(f"{'cluster: layers x replicas @ Mbit/s':<92}mode    predicted measured   error cores  link")
+        print(f"{'cluster: layers x replicas @ Mbit/s':<92}predicted measured   error cores  link; by stage")
         for drawn in draw_clusters(dataset, num_clusters=num_cases, seed=seed):
-            cluster = at_pace(drawn, dataset, folder / "profiles")
-            predicted = predicted_samples_per_s(cluster, dataset, folder / "profiles")
+            if time.monotonic() - began_s > MOST_RUN_S:
+                break
+            cluster = drawn if drawn.is_by_processor else at_pace(drawn, dataset, folder / "profiles")
+            predicted = predict(cluster, dataset, folder / "profiles")
             measured = measured_in_namespace(cluster, dataset, folder / "measured")
-            for mode in UPDATE_MODES:
-                errors[mode].append(predicted[mode] / measured[mode].samples_per_s - 1)
-                print(
-                    f"{cluster!s:<92}{mode:<8}{predicted[mode]:>9,.0f}{measured[mode].samples_per_s:>9,.0f}"
-                    f"{errors[mode][-1]:>+8.1%}{measured[mode].core_share:>6.0%}"
-                    f"{max(map(max, measured[mode].link_shares)):>6.0%}",
-                    flush=True,
-                )
-            gains.append(measured[DELAYED].samples_per_s / measured[SYNC].samples_per_s)
-    absolute = {mode: [abs(error) for error in errors[mode]] for mode in UPDATE_MODES}
+            print(line_of(cluster, predicted, measured, errors), flush=True)
+    absolute = [abs(error) for kind in ("link", "processor") for error in errors[kind]]
     figures = [
-        figure("cluster_error_median", statistics.median(absolute[DELAYED])),
-        figure("cluster_error_worst", max(absolute[DELAYED])),
-        figure("cluster_error_median_sync", statistics.median(absolute[SYNC])),
-        figure("cluster_error_worst_sync", max(absolute[SYNC])),
-        figure("delayed_over_sync_median", statistics.median(gains), higher_is_better=True),
-        figure("clusters_measured", len(gains), unit="", higher_is_better=True),
+        figure("cluster_error_median", statistics.median(absolute)),
+        figure("cluster_error_worst", max(absolute)),
+        *(
+            figure(f"{kind}_error_{name}", summary(map(abs, found)))
+            for kind, found in errors.items()
+            if found
+            for name, summary in (("median", statistics.median), ("worst", max))
+        ),
+        figure("clusters_measured", len(absolute), unit="", higher_is_better=True),
     ]
     print(f"seed {seed}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}")
     for entry in figures:
         print(f"{entry['name']:<28}{entry['value']:>9.4f}")
     return figures
+
+
+def line_of(
+    cluster: DrawnCluster, predicted: Prediction, measured: Measured, errors: dict[str, list[float]]
+) -> str:
+    """Return the line of a cluster in the table, and add its errors to those of others."""
+    if not cluster.is_by_processor:
+        errors["link"].append(predicted.samples_per_s / measured.samples_per_s - 1)
+        return (
+            f"{cluster!s:<92}{predicted.samples_per_s:>9,.0f}{measured.samples_per_s:>9,.0f}"
+            f"{errors['link'][-1]:>+8.1%}{measured.core_share:>6.0%}{max(map(max, measured.link_shares)):>6.0%}"
+        )
+    firsts = [0, *accumulate(cluster.replicas)]
+    by_stage = [statistics.fmean(measured.processor_s[first:stop]) for first, stop in pairwise(firsts)]
+    stage_errors = [wanted / found - 1 for wanted, found in zip(predicted.processor_s, by_stage, strict=True)]
+    errors["stage"] += stage_errors
+    predicted_s = sum(map(mul, cluster.replicas, predicted.processor_s))
+    errors["processor"].append(predicted_s / sum(measured.processor_s) - 1)
+    stages = " ".join(f"{error:+.0%}" for error in stage_errors)
+    return (
+        f"{cluster!s:<92}{1e3 * predicted_s:>7.1f}ms{1e3 * sum(measured.processor_s):>7.1f}ms"
+        f"{errors['processor'][-1]:>+8.1%}{measured.core_share:>6.0%}        {stages}"
+    )
 
 
 def make_dataset(folder: Path, *, num_clicks: int = NUM_CLICKS) -> PreparedDataset:
@@ -196,14 +246,14 @@ def make_dataset(folder: Path, *, num_clicks: int = NUM_CLICKS) -> PreparedDatas
 
 
 def draw_clusters(dataset: PreparedDataset, *, num_clusters: int, seed: int) -> list[DrawnCluster]:
-    """Draw clusters; models take turns, so that each occurs. Rates are right in their proportions alone."""
+    """Draw clusters; models, what is measured and update modes take turns. Rates are right in proportion alone."""
     from heterps_core.models.chain import build_chain
 
     random = np.random.default_rng(seed)
     num_layers_of = {model: len(build_chain(model, dataset.features, seed=0)) for model in MODELS}
     clusters = []
     for index in range(num_clusters):
-        model = MODELS[index % len(MODELS)]
+        model, is_by_processor = MODELS[index % len(MODELS)], index % 2 == 1
         num_layers = num_layers_of[model]
         replicas: list[int] = []
         while not LEAST_HOSTS <= sum(replicas) <= MOST_HOSTS:
@@ -213,10 +263,13 @@ def draw_clusters(dataset: PreparedDataset, *, num_clusters: int, seed: int) -> 
         clusters.append(
             DrawnCluster(
                 model=model,
-                batch_size=int(random.choice(BATCH_SIZES)),
+                batch_size=int(random.choice(PROCESSOR_BATCH_SIZES if is_by_processor else BATCH_SIZES)),
                 last_layers=(*cuts, num_layers - 1),
                 replicas=tuple(replicas),
-                mbit_per_s=tuple(random.choice(RELATIVE_RATES, len(replicas)).astype(float).tolist()),
+                mbit_per_s=(UNLIMITED_MBIT_PER_S,) * len(replicas)
+                if is_by_processor
+                else tuple(random.choice(RELATIVE_RATES, len(replicas)).astype(float).tolist()),
+                update_mode=UPDATE_MODES[index // 2 % 2],
             )
         )
     return clusters
@@ -224,21 +277,19 @@ def draw_clusters(dataset: PreparedDataset, *, num_clusters: int, seed: int) -> 
 
 def at_pace(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> DrawnCluster:
     """Return a cluster with rates of the same proportions with which steps take about `STEP_S`, in whole Mbit/s."""
-    step_s = cluster.batch_size / predicted_samples_per_s(cluster, dataset, cache)[DELAYED]
+    step_s = cluster.batch_size / predict(cluster, dataset, cache).samples_per_s
     rates = tuple(max(round(rate * step_s / STEP_S), 1.0) for rate in cluster.mbit_per_s)
     return replace(cluster, mbit_per_s=rates)
 
 
-def predicted_samples_per_s(
-    cluster: DrawnCluster, dataset: PreparedDataset, cache: Path
-) -> Mapping[str, float]:
-    """Profile, build the problem of each update mode as a plan's is, and simulate it; returns samples/s by mode."""
+def predict(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> Prediction:
+    """Profile, build the problem as a plan's is, and simulate it."""
     from heterps_core.profiling.layer_profiler import trace_model
 
     request = ProfileRequest(
         model=cluster.model,
         features=dataset.features,
-        batch_size=cluster.config(DELAYED).microbatch_size,
+        batch_size=cluster.config.microbatch_size,
         dataset=str(dataset.directory),
         dataset_fingerprint=dataset.manifest.fingerprint,
     )
@@ -259,44 +310,42 @@ def predicted_samples_per_s(
         ).in_place_of(estimate_profile(graph, local, host))
         for name, host in hosts.items()
     }
-    predicted = {}
-    for mode, step_model in {SYNC: StepModel.PAPERS, DELAYED: StepModel.TRAINER}.items():
-        units = {
-            name: unit_type(
-                graph,
-                profiles[name],
-                host,
-                batch_size=cluster.batch_size,
-                price_usd_per_hour=1.0,
-                max_units=MOST_HOSTS,
-                step_model=step_model,
-            )
-            for name, host in hosts.items()
-        }
-        problem = build_problem(
+    units = {
+        name: unit_type(
             graph,
-            profiles,
-            units,
+            profiles[name],
+            host,
             batch_size=cluster.batch_size,
-            num_samples=NUM_CLICKS,
-            num_epochs=1,
-            throughput_floor_samples_per_s=0,
-            step_model=step_model,
+            price_usd_per_hour=1.0,
+            max_units=MOST_HOSTS,
+            step_model=StepModel.TRAINER,
         )
-        simulation = simulate_plan(
-            problem, cluster.stages, num_microbatches=cluster.config(mode).num_microbatches
-        )
-        predicted[mode] = simulation.run.throughput_samples_per_s
-    return predicted
+        for name, host in hosts.items()
+    }
+    problem = build_problem(
+        graph,
+        profiles,
+        units,
+        batch_size=cluster.batch_size,
+        num_samples=NUM_CLICKS,
+        num_epochs=1,
+        throughput_floor_samples_per_s=0,
+        step_model=StepModel.TRAINER,
+        drains=cluster.update_mode == SYNC,
+    )
+    simulation = simulate_plan(problem, cluster.stages, num_microbatches=cluster.config.num_microbatches)
+    table = plan_table(problem, cluster.stages, num_microbatches=cluster.config.num_microbatches)
+    terms = table.terms(np.array(cluster.replicas, dtype=np.float64))
+    return Prediction(
+        simulation.run.throughput_samples_per_s, tuple((terms.compute + terms.exchange).tolist())
+    )
 
 
-def measured_in_namespace(
-    cluster: DrawnCluster, dataset: PreparedDataset, folder: Path
-) -> dict[str, Measured]:
-    """Train a cluster in both modes in a fresh namespace, or return what is kept of an earlier run.
+def measured_in_namespace(cluster: DrawnCluster, dataset: PreparedDataset, folder: Path) -> Measured:
+    """Train a cluster in a fresh namespace, or return what is kept of an earlier run.
 
     Raises:
-        HeterpsError: The runs did not come to their end.
+        HeterpsError: The run did not come to its end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / f"{cluster!s}.json".replace(" ", "_")
@@ -308,18 +357,19 @@ def measured_in_namespace(
             if ended.returncode:
                 raise HeterpsError(f"{cluster} was not trained: {ended.stderr[-3000:]}")
             kept.write_text((Path(temporary) / "measured.json").read_text())
-    return {mode: Measured.from_json(one) for mode, one in json.loads(kept.read_text()).items()}
+    return Measured.from_json(json.loads(kept.read_text()))
 
 
-def measure(cluster: DrawnCluster, dataset: str, folder: Path) -> dict[str, Measured]:
-    """Make the hosts in this namespace, a fresh one, and train on them in each mode."""
+def measure(cluster: DrawnCluster, dataset: str, folder: Path) -> Measured:
+    """Make the hosts in this namespace, a fresh one, and train on them."""
     make_bridge(BRIDGE_ADDRESS)
     places = [(stage, part) for stage, count in enumerate(cluster.replicas) for part in range(count)]
     hosts: list[NetworkHost] = []
     try:
         for number, (stage, _) in enumerate(places):
             rate = cluster.mbit_per_s[stage]
-            hosts.append(NetworkHost(number, f"10.77.0.{number + 1}", mbit_per_s=rate))
+            limit = None if cluster.is_by_processor else rate
+            hosts.append(NetworkHost(number, f"10.77.0.{number + 1}", mbit_per_s=limit))
         nodes = tuple(
             Node(
                 node_id=f"stage{stage}-{part}",
@@ -341,9 +391,7 @@ def measure(cluster: DrawnCluster, dataset: str, folder: Path) -> dict[str, Meas
             rendezvous=f"{hosts[0].address}:{PORT}",
             created_at="2026-11-22T00:00:00+00:00",
         )
-        return {
-            mode: train(cluster, mode, description, hosts, dataset, folder / mode) for mode in UPDATE_MODES
-        }
+        return train(cluster, description, hosts, dataset, folder / "run")
     finally:
         for host in hosts:
             host.end()
@@ -351,7 +399,6 @@ def measure(cluster: DrawnCluster, dataset: str, folder: Path) -> dict[str, Meas
 
 def train(
     cluster: DrawnCluster,
-    mode: str,
     description: Cluster,
     hosts: list[NetworkHost],
     dataset: str,
@@ -359,7 +406,7 @@ def train(
 ) -> Measured:
     """Train until enough steps were seen, with one worker of the trainer on each host."""
     run_directory = RunDirectory(str(folder))
-    config = cluster.config(mode)
+    config = cluster.config
     job = TrainingJob(
         run_id="measured", model=cluster.model, dataset=dataset, stages=cluster.stages, config=config
     )
@@ -407,6 +454,7 @@ def train(
         uses.append([after - before for before, after in zip(clock[first], clock[last], strict=True)])
     return Measured(
         samples_per_s=config.batch_size * (last - first) / seconds,
+        processor_s=tuple(use[1] / (last - first) for use in uses),
         core_share=sum(use[1] for use in uses) / seconds / (os.cpu_count() or 1),
         link_shares=tuple(
             (received / host.bytes_per_s / own_seconds, sent / host.bytes_per_s / own_seconds)
@@ -453,7 +501,7 @@ def figure(name: str, value: float, *, unit: str = "ratio", higher_is_better: bo
 def main(folder: Path, dataset: str) -> None:
     """Measure the cluster that is described in a folder, and leave the result there."""
     cluster = DrawnCluster.from_json(json.loads((folder / "cluster.json").read_text()))
-    found = {mode: one.to_json() for mode, one in measure(cluster, dataset, folder).items()}
+    found = measure(cluster, dataset, folder).to_json()
     (folder / "measured.json").write_text(json.dumps(found))
 
 
