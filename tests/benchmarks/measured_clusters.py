@@ -80,7 +80,8 @@ UNLIMITED_MBIT_PER_S = 1e9
 """No link has a limit where the processor is measured."""
 
 BATCH_SIZES = (512, 1024)
-PROCESSOR_BATCH_SIZES = (2048, 4096)
+PROCESSOR_BATCH_SIZES = (4096, 8192)
+"""So large that a worker computes for some milliseconds before another one takes its core and its caches."""
 LEAST_HOSTS, MOST_HOSTS = 4, 12
 MOST_STAGES, MOST_REPLICAS = 4, 8
 MOST_RUN_S = 540.0
