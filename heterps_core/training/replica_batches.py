@@ -202,6 +202,9 @@ class ReplicaBatches:
         first, config = cursor.batch_index, self._config
         stop = first + batches_at_once(len(self._positions))
         indices = range(first, min(stop, self._dataset.num_batches(config.batch_size)))
+        if not (self._model.reads_batch or self._runner.is_last or self._has_dropout):
+            # A stage between others asks for no row.
+            return _Block(cursor.epoch, indices, np.empty(0, dtype=np.int64), _NO_ROWS)
         rows = self._dataset.batch_rows(
             cursor.epoch,
             np.repeat(indices, len(self._positions)),
