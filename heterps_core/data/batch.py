@@ -44,7 +44,9 @@ class ClickBatch:
         return self._each(lambda tensor: to_device(tensor, device))
 
     def rows(self, first: int, stop: int) -> ClickBatch:
-        """Return rows first..stop - 1."""
+        """Return rows first..stop - 1; this batch itself for all."""
+        if (first, stop) == (0, self.num_rows):
+            return self
         return self._each(lambda tensor: tensor[first:stop])
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ClickBatch:
