@@ -190,7 +190,7 @@ def _layer_timings(
             forward=times[f"{size}/{layer.name}/forward"],
             backward=times[f"{size}/{layer.name}/backward"],
             update=times.get(f"{size}/{layer.name}/update", Timing.estimated(0.0)),
-            exchanged_bytes=_exchanged_bytes(model.layers[layer.name], batches),
+            exchanged_bytes=exchanged_bytes(model.layers[layer.name], batches),
             all_reduced_bytes=0.0 if layer.is_sharded else float(layer.parameter_bytes),
             is_estimated=False,
             source=source,
@@ -199,7 +199,7 @@ def _layer_timings(
     )
 
 
-def _exchanged_bytes(layer: nn.Module, batches: Sequence[ClickBatch]) -> float:
+def exchanged_bytes(layer: nn.Module, batches: Sequence[ClickBatch]) -> float:
     """Return the bytes of one batch that replicas would exchange: row indices, rows, their gradients.
 
     Each distinct row of a look-up is asked for once. 0 where there is no embedding.

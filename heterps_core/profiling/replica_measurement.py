@@ -1,4 +1,4 @@
-"""Measures what the exchange of rows costs a replica's processor, by 2 to 16 processes of this machine over loopback.
+"""Measures what the exchange of rows costs a replica's processor, by 2 to 24 processes of this machine over loopback.
 
 Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
 Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of the next
@@ -27,21 +27,31 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from heterps_core.embeddings.row_exchange import LookupRows, TablePeers
+# The first backward pass imports it, which takes each process 0.3 s where it is not there before the fork.
+import torch.fx.experimental.symbolic_shapes
+
+from heterps_core.compute_device import CPU
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.embeddings.sharded_table import ShardedTable, exchange_row_numbers
-from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER
+from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.profiling.layer_profiler import exchanged_bytes
 from heterps_core.profiling.link_measurement import TIMEOUT
 from heterps_core.profiling.measuring_process import RESULT_NAME
 from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
+from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
-from heterps_core.units import BYTES_PER_FLOAT32
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_runner import MicroBatch
+from heterps_core.training.replica_batches import cut_batch
 
-NUM_PROCESSES = (16, 4, 2)
-"""Falling: a process that is not among the last ones has the same first settings as all others."""
+NUM_PROCESSES = (24, 4, 2)
+"""Falling, so that the settings of a process are the first ones of all settings."""
+
 BATCH_SIZE, NUM_MICROBATCHES, NUM_COLUMNS = 4096, 4, 26
-WIDTHS = ((1,), (16,), (1, 1))
-"""Of the rows of each table: short rows show the cost of messages, long ones of bytes, two tables of a table."""
+WIDTHS = ((1,), (16,), (16, 1))
+"""Of the rows of each table, as in lr, CTR-DNN and wide-deep."""
 
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""
@@ -102,17 +112,17 @@ def _measure_replica(folder: Path, rank: int) -> None:
         timeout=TIMEOUT,
     )
     keep_freed_memory(shares_heap=False)
-    together: list[_TableSteps] = []
-    alone: list[_TableSteps] = []
+    together: list[_ReplicaSteps] = []
+    alone: list[_ReplicaSteps] = []
     with ThreadPoolExecutor(1) as feed:
         for num_processes in NUM_PROCESSES:
             group = dist.new_group(list(range(num_processes)))
             if rank < num_processes:
                 peers = TablePeers.connect(group)
                 sizes = [(num_processes, widths) for widths in WIDTHS]
-                together += [_TableSteps(feed, peers, *size, seed=rank) for size in sizes]
+                together += [_ReplicaSteps(feed, peers, *size, seed=rank) for size in sizes]
                 if rank == 0:
-                    alone += [_TableSteps(feed, None, *size, seed=rank) for size in sizes]
+                    alone += [_ReplicaSteps(feed, None, *size, seed=rank) for size in sizes]
         # The first process is in all groups, so the others wait while it works alone.
         rounds = [[steps.seconds() for steps in (*together, *alone)] for _ in range(NUM_ROUNDS)]
     medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
@@ -127,8 +137,8 @@ def _measure_replica(folder: Path, rank: int) -> None:
     dist.destroy_process_group()
 
 
-class _TableSteps:
-    """Tables of one process that a batch looks up, and its share of batches and rows."""
+class _ReplicaSteps:
+    """Embedding layers of one process, as the trainer feeds and runs them, and its share of batches and rows."""
 
     def __init__(
         self,
@@ -141,54 +151,55 @@ class _TableSteps:
     ) -> None:
         self.num_processes, self.num_tables = num_processes, len(widths)
         self._feed = feed
-        self._num_rows = BATCH_SIZE // num_processes
-        self._tables = [
-            ShardedTable(
-                name=f"measured_{index}",
-                num_rows=ROWS_PER_COLUMN * NUM_COLUMNS,
-                dimension=width,
-                optimizer=get_row_optimizer("rowwise-adagrad")(),
-                seed=0,
-                initial_standard_deviation=0.1,
-                peers=peers,
-            )
-            for index, width in enumerate(widths)
+        features = FeatureSpec(num_dense=0, slot_rows=(ROWS_PER_COLUMN,) * NUM_COLUMNS)
+        self._embeddings = [SlotEmbedding(features, dimension=width) for width in widths]
+        tables = {}
+        for index, layer in enumerate(self._embeddings):
+            optimizer = get_row_optimizer("rowwise-adagrad")()
+            tables[str(index)] = layer.new_table(str(index), optimizer, seed=0, peers=peers)
+            layer.attach_table(tables[str(index)])
+        self._model = StageModel(
+            layers=dict(zip(tables, self._embeddings, strict=True)),
+            tables=tables,
+            dense_optimizer=None,
+            input_width=0,
+            output_width=0,
+            device=CPU,
+        )
+        num_rows = BATCH_SIZE // num_processes
+        self._slices = batch_slices(num_rows, num_microbatches=NUM_MICROBATCHES, num_replicas=1, replica=0)
+        drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, (NUM_BATCHES, num_rows, NUM_COLUMNS))
+        no_features, no_labels = torch.empty(num_rows, 0), torch.empty(num_rows)
+        self._batches = [
+            ClickBatch(dense=no_features, ids=torch.from_numpy(ids), labels=no_labels) for ids in drawn
         ]
-        size = (NUM_BATCHES, self._num_rows, NUM_COLUMNS)
-        drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, size)
-        self._batches = torch.from_numpy(drawn + ROWS_PER_COLUMN * np.arange(NUM_COLUMNS))
-        num_distinct = statistics.mean(len(torch.unique(rows_BS)) for rows_BS in self._batches)
-        bytes_of_row = (BYTES_PER_ROW_NUMBER + 2 * width * BYTES_PER_FLOAT32 for width in widths)
-        self.num_bytes = num_distinct * sum(bytes_of_row)
+        self.num_bytes = sum(exchanged_bytes(layer, self._batches) for layer in self._embeddings)
 
     def seconds(self) -> float:
         """Return the processor time of a step, the mean of some after one that warms up."""
-        ahead = self._announce(0)
+        ahead = self._prepare(0)
         for step in range(STEPS_PER_ROUND + 1):
             if step == 1:
                 started_s = time.process_time()
-            announced = ahead.result()
-            ahead = self._announce(step + 1)
-            self._take_step(announced)
+            microbatches = ahead.result()
+            ahead = self._prepare(step + 1)
+            self._take_step(microbatches)
         taken_s = time.process_time() - started_s
         ahead.result()
         return taken_s / STEPS_PER_ROUND
 
-    def _announce(self, step: int) -> Future[list[LookupRows]]:
-        rows_BS = self._batches[step % NUM_BATCHES]
-        return self._feed.submit(exchange_row_numbers, [(table, rows_BS) for table in self._tables])
+    def _prepare(self, step: int) -> Future[list[MicroBatch]]:
+        return self._feed.submit(cut_batch, self._batches[step % NUM_BATCHES], self._slices, self._model)
 
-    def _take_step(self, announced: Sequence[LookupRows]) -> None:
-        size = self._num_rows // NUM_MICROBATCHES
-        found = []
-        for first in range(0, self._num_rows, size):
-            for table, of_batch in zip(self._tables, announced, strict=True):
-                table.expect(of_batch.part(first, first + size))
-                found.append(table.lookup(None))
-        for rows_BX in found:
-            rows_BX.backward(torch.full_like(rows_BX, LEARNING_RATE))  # type: ignore[no-untyped-call]
-        for table in self._tables:
-            table.apply_gradients(learning_rate=LEARNING_RATE)
+    def _take_step(self, microbatches: Sequence[MicroBatch]) -> None:
+        leaving = []
+        for microbatch in microbatches:
+            for table, looked_up in microbatch.announced:
+                table.expect(looked_up)
+            leaving.append([layer(microbatch.batch) for layer in self._embeddings])
+        for found in leaving:
+            torch.autograd.backward(found, [torch.full_like(rows_BX, LEARNING_RATE) for rows_BX in found])
+        self._model.update_rows(LEARNING_RATE)
 
 
 if __name__ == "__main__":
