@@ -215,9 +215,7 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
     return trace_chain(
         request.model,
         chain,
-        dense_optimizer_values_per_parameter=get_dense_optimizer(
-            request.dense_optimizer
-        ).state_values_per_parameter,
+        dense_optimizer_values_per_parameter=len(get_dense_optimizer(request.dense_optimizer).state_names),
         row_optimizer=get_row_optimizer(request.embedding_optimizer),
     )
 

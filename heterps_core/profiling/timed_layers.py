@@ -97,12 +97,11 @@ def _layer_update(
     parameters = list(layer.parameters())
     if not parameters:
         return None
-    optimizer = get_dense_optimizer(request.dense_optimizer).new(parameters, LEARNING_RATE)
+    optimizer = get_dense_optimizer(request.dense_optimizer)(parameters)
 
     def update() -> None:
         layers.weight_gradients.finish()
-        optimizer.step()
-        optimizer.zero_grad()
+        optimizer.step(LEARNING_RATE)
 
     return update
 

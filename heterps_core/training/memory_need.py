@@ -84,9 +84,7 @@ def worker_memory(
     graph = trace_chain(
         model,
         chain,
-        dense_optimizer_values_per_parameter=get_dense_optimizer(
-            config.dense_optimizer
-        ).state_values_per_parameter,
+        dense_optimizer_values_per_parameter=len(get_dense_optimizer(config.dense_optimizer).state_names),
         row_optimizer=get_row_optimizer(config.embedding_optimizer),
     )
     needs = []

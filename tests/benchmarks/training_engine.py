@@ -168,7 +168,6 @@ def _train_and_measure(num_rows: int, seed: int) -> tuple[int, int]:
     tensors = [tensor for table in model.tables.values() for tensor in table.tensors().values()]
     for layer in model.layers.values():
         tensors += layer.parameters()
-    assert model.dense_optimizer is not None
     for state in model.dense_optimizer.state.values():
         tensors += state.values()
     return peak_memory_bytes(), sum(tensor.nbytes for tensor in tensors)

@@ -2,98 +2,116 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from heterps_core.errors import UnknownNameError
 
-
-class _FusedAdam(torch.optim.Adam):
-    """Adam whose step calls the fused kernel at once: 10 microseconds for 24 with three parameters, equal digits."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have gradients."""
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            states = [self.state[parameter] for parameter in parameters]
-            steps = [state["step"] for state in states]
-            if steps:
-                torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
-                parameters,
-                [parameter.grad for parameter in parameters],
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                weight_decay=group["weight_decay"],
-                eps=group["eps"],
-                amsgrad=False,
-                maximize=False,
-            )
-
-    # Optimizer.__init__ wraps a step in a profiler's record unless it has this mark.
-    step.hooked = True  # type: ignore[attr-defined]
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+"""Defaults of Kingma and Ba, Adam (2015)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DenseOptimizer:
-    """How to make an optimizer, and what state it keeps."""
+class DenseOptimizer(ABC):
+    """Updates parameters by torch's fused kernels, which do one pass over memory.
 
-    optimizer_class: type[torch.optim.Optimizer]
-    state_names: tuple[str, ...]
-    """Tensors that it keeps for each parameter, of the parameter's shape."""
+    torch.optim calls the same kernels, but imports torch's compiler first, which takes a second of each new process,
+    and spends several times the kernel's time of a small layer around it.
+    """
 
-    counts_steps: bool
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """Float32 tensors that it keeps for each parameter, of the parameter's shape."""
+
+    counts_steps: ClassVar[bool] = False
     """It also keeps a step count for each parameter."""
 
-    @property
-    def state_values_per_parameter(self) -> int:
-        """Float32 values kept for each parameter."""
-        return len(self.state_names)
-
-    def new(
-        self, parameters: Iterable[nn.Parameter], learning_rate: float, *, l2: float = 0.0
-    ) -> torch.optim.Optimizer:
-        """Make the optimizer; `fused` does one pass over memory instead of several.
+    def __init__(self, parameters: Iterable[nn.Parameter], *, l2: float = 0.0) -> None:
+        """State exists from the start, so that a checkpoint has the same tensors before and after step one.
 
         Args:
             l2: By which parameters of two or more dimensions are multiplied and added to their gradients; biases and
                 factors of columns are not.
         """
-        # One group where nothing is penalised: each is updated by operations of its own.
-        groups: dict[bool, list[nn.Parameter]] = {}
+        self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
+        self._groups: defaultdict[tuple[float, torch.dtype], list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
-            groups.setdefault(l2 > 0 and parameter.ndim > 1, []).append(parameter)
-        optimizer = self.optimizer_class(
-            [{"params": group, "weight_decay": l2 * is_penalised} for is_penalised, group in groups.items()],
+            self._groups[l2 if parameter.ndim > 1 else 0.0, parameter.dtype].append(parameter)
+            self.state[parameter] = {name: torch.zeros_like(parameter) for name in self.state_names}
+            if self.counts_steps:
+                self.state[parameter]["step"] = torch.zeros((), device=parameter.device)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update the parameters that have gradients, and clear these."""
+        for (weight_decay, _), group in self._groups.items():
+            gradients = {parameter: parameter.grad for parameter in group if parameter.grad is not None}
+            if gradients:
+                self._update(gradients, learning_rate, weight_decay)
+            for parameter in gradients:
+                parameter.grad = None
+
+    @abstractmethod
+    def _update(
+        self, gradients: dict[nn.Parameter, Tensor], learning_rate: float, weight_decay: float
+    ) -> None:
+        """Update parameters of one data type."""
+
+
+class _Adam(DenseOptimizer):
+    state_names = ("exp_avg", "exp_avg_sq")
+    counts_steps = True
+
+    def _update(
+        self, gradients: dict[nn.Parameter, Tensor], learning_rate: float, weight_decay: float
+    ) -> None:
+        means, squares, steps = (
+            [self.state[parameter][name] for parameter in gradients] for name in (*self.state_names, "step")
+        )
+        torch._foreach_add_(steps, 1)
+        torch._fused_adam_(
+            list(gradients),
+            list(gradients.values()),
+            means,
+            squares,
+            [],
+            steps,
             lr=learning_rate,
-            fused=True,
-        )  # type: ignore[call-arg]
-        # State exists from the start, so that a checkpoint has the same tensors before and after step one.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for name in self.state_names:
-                    optimizer.state[parameter][name] = torch.zeros_like(parameter)
-                if self.counts_steps:
-                    optimizer.state[parameter]["step"] = torch.zeros((), device=parameter.device)
-        return optimizer
+            beta1=ADAM_BETAS[0],
+            beta2=ADAM_BETAS[1],
+            weight_decay=weight_decay,
+            eps=ADAM_EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
-DENSE_OPTIMIZERS: dict[str, _DenseOptimizer] = {
-    "adam": _DenseOptimizer(_FusedAdam, ("exp_avg", "exp_avg_sq"), counts_steps=True),
-    "sgd": _DenseOptimizer(torch.optim.SGD, (), counts_steps=False),
-}
+class _Sgd(DenseOptimizer):
+    def _update(
+        self, gradients: dict[nn.Parameter, Tensor], learning_rate: float, weight_decay: float
+    ) -> None:
+        torch._fused_sgd_(
+            list(gradients),
+            list(gradients.values()),
+            [],
+            weight_decay=weight_decay,
+            momentum=0.0,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
 
-def get_dense_optimizer(name: str) -> _DenseOptimizer:
+DENSE_OPTIMIZERS: dict[str, type[DenseOptimizer]] = {"adam": _Adam, "sgd": _Sgd}
+
+
+def get_dense_optimizer(name: str) -> type[DenseOptimizer]:
     """Return the dense optimizer of that name.
 
     Raises:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 
-_IMPORTED_BEFORE = ("heterps_core.training.worker", "torch._dynamo")
-"""The second is what the first optimizer of a process imports, for a second."""
+_IMPORTED_BEFORE = ("heterps_core.training.worker",)
 
 _LONGEST_FOLDER = 60
 """Characters of the folder of a socket, whose whole name has at most 107; multiprocessing adds some 30."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
@@ -22,7 +21,7 @@ from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import output_widths
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
-from heterps_core.training.gradients.optimizers import get_dense_optimizer
+from heterps_core.training.gradients.optimizers import DenseOptimizer, get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
@@ -38,9 +37,7 @@ class StageModel:
     tables: dict[str, ShardedTable]
     """This replica's shards, by the name of their layer."""
 
-    dense_optimizer: Optimizer | None
-    """None where the stage has no dense parameters."""
-
+    dense_optimizer: DenseOptimizer
     input_width: int
     """Floats per sample that enter; 0 for the first stage."""
 
@@ -65,13 +62,7 @@ class StageModel:
 
     def update_dense(self, learning_rate: float) -> None:
         """Update the dense parameters by the gradients of a batch, and clear them."""
-        if self.dense_optimizer is not None:
-            for parameters in self.dense_optimizer.param_groups:
-                parameters["lr"] = learning_rate
-            self.dense_optimizer.step()
-            for parameters in self.dense_optimizer.param_groups:
-                for parameter in parameters["params"]:
-                    parameter.grad = None
+        self.dense_optimizer.step(learning_rate)
 
     def update_rows(self, learning_rate: float) -> None:
         """Update the rows of tables by the gradients of a batch, and clear them."""
@@ -141,9 +132,7 @@ def build_stage_model(
     return StageModel(
         layers=dict(named),
         tables=tables,
-        dense_optimizer=dense_optimizer.new(parameters, config.dense_learning_rate, l2=config.dense_l2)
-        if parameters
-        else None,
+        dense_optimizer=dense_optimizer(parameters, l2=config.dense_l2),
         input_width=widths[stage.first_layer - 1] if stage.first_layer else 0,
         output_width=widths[stage.last_layer],
         device=place.device,

@@ -50,8 +50,6 @@ def _parameters_of(model: StageModel) -> dict[str, nn.Parameter]:
 
 def dense_optimizer_state(model: StageModel) -> dict[str, Tensor]:
     """Return what the optimizer of the dense parameters has accumulated, by "layer.parameter.tensor"."""
-    if model.dense_optimizer is None:
-        return {}
     return {
         f"{name}.{key}": tensor
         for name, parameter in _parameters_of(model).items()

@@ -75,15 +75,13 @@ def test_a_dense_layer_starts_as_many_operations_as_an_estimate_charges(kind):
     layer = DENSE_LAYERS[kind]
     entering = torch.ones(4, 3, requires_grad=True)
     parameters = list(layer.parameters())
-    optimizer = get_dense_optimizer("adam").new(parameters, 0.1) if parameters else None
+    optimizer = get_dense_optimizer("adam")(parameters)
 
     def forward():
         entering.grad = None
         return layer(entering)
 
     def update():
-        if optimizer is not None:
-            optimizer.step()
-            optimizer.zero_grad()
+        optimizer.step(0.1)
 
     assert count_phases(forward, update) == _NUM_OPERATIONS[kind]
