@@ -37,7 +37,7 @@ def metadata_server(values: dict[str, str], *, host: str = "127.0.0.1", port: in
             """Keep quiet."""
 
     server = ThreadingHTTPServer((host, port), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
         yield f"http://{host}:{server.server_port}"

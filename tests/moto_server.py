@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import urllib.request
 from collections.abc import Iterator
 
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from werkzeug.serving import make_server
 
 from heterps_core.data.reading.bucket_path import _file_system
 
@@ -21,11 +27,13 @@ def empty_cloud() -> Iterator[dict[str, str]]:
     So does Arrow's client of a bucket, which stays with the address at which it first found it.
     """
     _file_system.cache_clear()
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    application = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=MotoRequestHandler)
+    # Moto's own thread looks every half a second whether it is to stop.
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
     try:
-        host, port = server.get_host_and_port()
-        url = f"http://{host}:{port}"
+        url = f"http://127.0.0.1:{server.server_port}"
         with urllib.request.urlopen(f"{url}/moto-api/reset", data=b""):
             pass
         yield {
@@ -36,4 +44,5 @@ def empty_cloud() -> Iterator[dict[str, str]]:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
     finally:
-        server.stop()
+        server.shutdown()
+        thread.join()

@@ -23,7 +23,9 @@ from heterps_core.embeddings.row_exchange import TablePeers
 START_METHOD = "forkserver"
 SILENCE_LIMIT_S = 60.0
 
-multiprocessing.set_forkserver_preload([__name__, "heterps_core.training.worker"])
+multiprocessing.set_forkserver_preload(
+    [__name__, "heterps_core.training.worker", "torch.fx.experimental.symbolic_shapes"]
+)
 
 
 def run_in_processes(function: Callable[..., Any], world_size: int, *args: Any) -> list[Any]:

@@ -40,6 +40,7 @@ from heterps_core.profiling.layer_profiler import exchanged_bytes
 from heterps_core.profiling.link_measurement import TIMEOUT
 from heterps_core.profiling.measuring_process import RESULT_NAME
 from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
+from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_model import StageModel
@@ -161,7 +162,7 @@ class _ReplicaSteps:
         self._model = StageModel(
             layers=dict(zip(tables, self._embeddings, strict=True)),
             tables=tables,
-            dense_optimizer=None,
+            dense_optimizer=get_dense_optimizer("sgd")([]),
             input_width=0,
             output_width=0,
             device=CPU,

@@ -141,7 +141,7 @@ def health_server():
             pass
 
     server = http.server.HTTPServer(("127.0.0.1", 0), AlwaysHealthy)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 
-_IMPORTED_BEFORE = ("heterps_core.training.worker",)
+_IMPORTED_BEFORE = ("heterps_core.training.worker", "torch.fx.experimental.symbolic_shapes")
+"""The second is what the first backward pass of a process imports, for 0.3 s."""
 
 _LONGEST_FOLDER = 60
 """Characters of the folder of a socket, whose whole name has at most 107; multiprocessing adds some 30."""
