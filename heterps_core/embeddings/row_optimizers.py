@@ -229,6 +229,11 @@ def sum_by_row(
 ) -> Tensor:
     """Return the gradients [num_rows, dimension] of rows, summed over parts that `update_repeated` takes."""
     sums_RD = torch.zeros(num_rows, dimension, device=parts[0][1].device)
+    if dimension == 1 and sums_RD.device == CPU and bags is None:
+        # Without a sort: 76 for 144 microseconds with 6,656 rows, 230 for 667 with 53,248; longer rows gain nothing.
+        for rows_BS, gradients_BX in parts:
+            sums_RD.index_add_(0, rows_BS.reshape(-1), gradients_BX.reshape(-1, 1).float())
+        return sums_RD
     # A step of -1 from zero is the sum.
     RowWiseSGD().update_repeated(sums_RD, {}, parts, learning_rate=-1.0, bags=bags)
     return sums_RD

@@ -11,6 +11,7 @@ from heterps_core.embeddings.row_optimizers import (
     RowWiseSGD,
     _sum_repeated_rows,
     get_row_optimizer,
+    sum_by_row,
 )
 from heterps_core.errors import UnknownNameError
 
@@ -122,3 +123,21 @@ def test_a_penalty_pulls_a_row_once_a_step_however_often_it_occurs(parts):
 def test_an_unknown_optimizer_names_the_known_ones():
     with pytest.raises(UnknownNameError, match="rowwise-adagrad, rowwise-adam, sgd"):
         get_row_optimizer("adagrad")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dimension", [1, 4])
+def test_the_sum_by_row_adds_the_parts_one_after_the_other(dimension, dtype):
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randint(0, 9, (6, 3), generator=generator) for _ in range(2)]
+    # Columns of a wider activation.
+    wide = [torch.randn(6, 3 * dimension + 2, generator=generator).to(dtype) for _ in range(2)]
+    gradients = [each[:, : 3 * dimension] for each in wide]
+
+    found = sum_by_row(list(zip(rows, gradients, strict=True)), 10, dimension)
+
+    expected = np.zeros((10, dimension), dtype=np.float32)
+    for rows_BS, gradients_BX in zip(rows, gradients, strict=True):
+        values = gradients_BX.float().numpy().reshape(-1, dimension)
+        np.add.at(expected, rows_BS.numpy().reshape(-1), values)
+    assert found.tolist() == expected.tolist()
