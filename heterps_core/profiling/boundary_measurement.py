@@ -1,7 +1,8 @@
 """What a boundary between two stages costs the processor of a worker, measured with the trainer's own stages.
 
 Two processes train the two halves of a small model, each also the whole of it alone; the difference is the
-boundary's: its messages, and the passes that a second stage begins and ends.
+boundary's: its messages, and the passes that a second stage begins and ends. Between messages workers compute, which
+takes the caches: without, a micro-batch took a half to a quarter of the time (load 25, 2026-11-26).
 """
 
 from __future__ import annotations
@@ -27,23 +28,44 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.units import BYTES_PER_FLOAT32
 
-NUM_MICROBATCHES, NUM_ROWS = 8, 64
-WIDTHS = (8, 512)
-"""Of the activation that crosses: 2 KiB a message show the cost of a micro-batch, 128 KiB that of bytes."""
-
+NUM_MICROBATCHES = 8
 NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 5, 3, 2
 LEARNING_RATE = 1e-6
 _FEATURES = FeatureSpec(num_dense=1, slot_rows=(16,))
-_HALVES = (Stage(0, 2, "first", 1), Stage(3, 3, "second", 1))
-_WHOLE = (Stage(0, 3, "whole", 1),)
 
 
-class _Extra(NamedTuple):
-    """What a boundary adds to a step."""
+class _Halves(NamedTuple):
+    """A model of fully connected layers in two stages."""
 
-    num_bytes: float
-    seconds: float
-    """Mean processor time of the workers on both sides."""
+    hidden_widths: tuple[int, ...]
+    num_hidden: int
+    """Hidden layers of the first stage; the last of them crosses."""
+
+    num_rows: int
+    """Of a micro-batch."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return f"ctrdnn(hidden_widths={'-'.join(map(str, self.hidden_widths))}, embedding_dim=1)"
+
+    @property
+    def stages(self) -> tuple[Stage, Stage]:
+        """The halves; an embedding stands before the hidden layers, each of which has an activation."""
+        cut, last = 2 * self.num_hidden, 2 * len(self.hidden_widths) + 1
+        return Stage(0, cut, "first", 1), Stage(cut + 1, last, "second", 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """What crosses in a step; activations forward, their gradients back."""
+        width = self.hidden_widths[self.num_hidden - 1]
+        return 2 * NUM_MICROBATCHES * self.num_rows * width * BYTES_PER_FLOAT32
+
+
+_NARROW, _WIDE = _Halves((8,), 1, 64), _Halves((512,), 1, 64)
+"""They differ in what crosses: 2 and 128 KiB a message."""
+
+_COMPUTING = _Halves((256, 8, 256), 2, 256)
 
 
 def measure_boundary(rank: int, *, shares_memory: bool) -> BoundaryCost:
@@ -55,12 +77,12 @@ def measure_boundary(rank: int, *, shares_memory: bool) -> BoundaryCost:
     neighbours = connect_neighbours(layout, rank=rank) if shares_memory else {}
     place = StagePlace(layout=layout, stage=rank, neighbours=neighbours)
     with _one_thread():
-        small, large = (_extra(place, width) for width in WIDTHS)
+        narrow_s, wide_s, computing_s = (_extra_seconds(place, each) for each in (_NARROW, _WIDE, _COMPUTING))
     for peer in (peer for neighbour in neighbours.values() for peer in neighbour.peers):
         peer.connection.close()
-    byte_seconds = max((large.seconds - small.seconds) / (large.num_bytes - small.num_bytes), 0.0)
-    microbatch_seconds = max(small.seconds - byte_seconds * small.num_bytes, 0.0) / NUM_MICROBATCHES
-    return BoundaryCost(microbatch_seconds=microbatch_seconds, byte_seconds=byte_seconds)
+    byte_seconds = max((wide_s - narrow_s) / (_WIDE.num_bytes - _NARROW.num_bytes), 0.0)
+    messages_s = max(computing_s - byte_seconds * _COMPUTING.num_bytes, 0.0)
+    return BoundaryCost(microbatch_seconds=messages_s / NUM_MICROBATCHES, byte_seconds=byte_seconds)
 
 
 @contextmanager
@@ -73,31 +95,30 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _extra(place: StagePlace, width: int) -> _Extra:
-    difference_s = torch.tensor(
-        _step_seconds(_HALVES, place, width) - _step_seconds(_WHOLE, ALONE, width) / 2, dtype=torch.float64
-    )
+def _extra_seconds(place: StagePlace, halves: _Halves) -> float:
+    """Return what the boundary adds to a step, as the mean processor time of the workers on both sides."""
+    first, second = halves.stages
+    whole = Stage(first.first_layer, second.last_layer, "whole", 1)
+    two_s, alone_s = _step_seconds(halves, (first, second), place), _step_seconds(halves, (whole,), ALONE)
+    difference_s = torch.tensor(two_s - alone_s / 2, dtype=torch.float64)
     dist.all_reduce(difference_s)
-    # Activations cross forward, their gradients back.
-    num_bytes = 2 * NUM_MICROBATCHES * NUM_ROWS * width * BYTES_PER_FLOAT32
-    return _Extra(num_bytes, difference_s.item() / place.num_stages)
+    return difference_s.item() / 2
 
 
-def _step_seconds(stages: tuple[Stage, ...], place: StagePlace, width: int) -> float:
+def _step_seconds(halves: _Halves, stages: tuple[Stage, ...], place: StagePlace) -> float:
     """Return the least processor time of a step in this process."""
+    num_rows = halves.num_rows
     config = TrainingConfig(
-        batch_size=NUM_MICROBATCHES * NUM_ROWS, num_microbatches=NUM_MICROBATCHES, num_epochs=1, seed=0
+        batch_size=NUM_MICROBATCHES * num_rows, num_microbatches=NUM_MICROBATCHES, num_epochs=1, seed=0
     )
-    model = build_stage_model(
-        f"ctrdnn(hidden_widths={width}, embedding_dim=1)", _FEATURES, config, stages, place
-    )
+    model = build_stage_model(halves.model, _FEATURES, config, stages, place)
     runner = StageRunner(model, config, place)
     batch = ClickBatch.from_numpy(
-        np.zeros((NUM_ROWS, 1), dtype=np.float32),
-        np.arange(NUM_ROWS).reshape(-1, 1) % _FEATURES.total_rows,
-        np.zeros(NUM_ROWS, dtype=np.float32),
+        np.zeros((num_rows, 1), dtype=np.float32),
+        np.arange(num_rows).reshape(-1, 1) % _FEATURES.total_rows,
+        np.zeros(num_rows, dtype=np.float32),
     )
-    microbatches = [MicroBatch(NUM_ROWS, batch)] * NUM_MICROBATCHES
+    microbatches = [MicroBatch(num_rows, batch)] * NUM_MICROBATCHES
     marks_s = []
     for step in range(WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND + 1):
         if step >= WARMUP_STEPS and (step - WARMUP_STEPS) % STEPS_PER_ROUND == 0:

@@ -199,7 +199,8 @@ def _speed_facts(report: RunReport) -> list[tuple[str, str]]:
     training, error = report.training, report.prediction_error
     found = [("promised", report.promised_speed), ("measured", report.measured_speed)]
     if error is not None:
-        found.append(("off by", f"{error:+.1%} against the prediction for the machines that trained"))
+        trained = f"the prediction for the machines that trained{report.caution}"
+        found.append(("off by", f"{error:+.1%} against {trained}"))
     if training.memory_bytes:
         each = (
             f"stage {stage} {_gigabytes(peak)} of {_gigabytes(counted)}"

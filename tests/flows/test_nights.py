@@ -72,6 +72,15 @@ def test_the_first_night_begins_from_scratch_and_its_model_becomes_champion(work
     assert (champion.run_id, champion.day) == (first_night, "2026-11-02")
 
 
+def test_no_machine_is_paid_for_while_the_model_is_exported(workspace, first_night):
+    machines = Ledger(workspace.ledger_path).entries(run_id=first_night)
+    exported = [path.stat().st_mtime for path in workspace.root.rglob("click_model/**/*") if path.is_file()]
+
+    assert machines
+    assert exported
+    assert max(machine.ended_at.timestamp() for machine in machines) <= min(exported)
+
+
 def test_a_finished_night_keeps_no_checkpoint_and_is_not_resumed(workspace, days, first_night):
     left = {path.name for path in workspace.run_folder(first_night).iterdir()}
     assert {"parameters.json", "explanation.json", "job.json", "steps", "result.json"} <= left

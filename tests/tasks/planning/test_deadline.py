@@ -24,6 +24,20 @@ def deadline(ready_by, now, *, zone=BERLIN, num_samples=1e9, num_epochs=1):
     return deadline_for(ready_by, now=now, zone=zone, num_samples=num_samples, num_epochs=num_epochs)
 
 
+def test_a_gigabyte_of_model_leaves_four_seconds_less_for_training():
+    asked = {
+        "now": datetime(2026, 11, 21, 4, 30, tzinfo=UTC),
+        "zone": BERLIN,
+        "num_samples": 1e9,
+        "num_epochs": 1,
+    }
+
+    small, large = (deadline_for("06:00", **asked, model_bytes=num_bytes) for num_bytes in (0.0, 1e11))
+
+    assert small.training_seconds - large.training_seconds == pytest.approx(400)
+    assert large.after_training_seconds - small.after_training_seconds == pytest.approx(400)
+
+
 def test_the_floor_is_samples_over_the_time_that_is_left_for_training():
     now = datetime(2026, 11, 21, 4, 30, tzinfo=UTC)
 

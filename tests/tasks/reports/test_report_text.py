@@ -267,6 +267,15 @@ def test_the_correction_of_the_prediction_is_shown():
     assert "off by +0.0% against" in text
 
 
+def test_the_prediction_of_a_step_of_one_millisecond_says_how_much_such_steps_vary():
+    short, long = (make_plan_report(predicted_step_seconds=seconds) for seconds in (0.001, 0.003))
+
+    caution = "steps of less than 2 ms vary by a third between runs"
+    assert f"(dry run here); {caution}" in short.other_speeds
+    assert caution in text_of(planned=short)
+    assert caution not in text_of(planned=long)
+
+
 def test_the_champion_stands_beside_the_model_with_every_gate():
     text = text_of(decision=make_decision(is_promoted=True))
 
