@@ -29,6 +29,7 @@ from heterps_core.planning.cost_model.step_model import (
 )
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.scheduling_problem import (
+    MAX_DEVICE_TYPES,
     LayerCosts,
     SchedulingProblem,
     StepModel,
@@ -169,7 +170,7 @@ def _stage_table(
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=MAX_DEVICE_TYPES)  # with less than a problem has, each look-up would miss
 def _cover_prices(unit: UnitType) -> tuple[Floats, Floats]:
     """Return the prices of 0..max_units units, and what it adds that one instance is on-demand."""
     cover = InstanceCover.of(
