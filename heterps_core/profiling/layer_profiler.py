@@ -157,7 +157,7 @@ def _times(
         timings[size] = [timing.scaled(1 / sums[size]) for timing in alone]
     is_on_one_core = model.device == CPU and request.num_threads == 1
     return {
-        "reading": RowReading() if request.dataset is None else _row_reading(request, feed_ms),
+        "reading": _row_reading(request, feed_ms),
         "timings": tuple(timings["whole"]),
         "half_batch_timings": tuple(timings["half"]),
         "sum_over_step": sums["whole"],
@@ -167,10 +167,12 @@ def _times(
 
 def _row_reading(request: ProfileRequest, feed_ms: Mapping[str, float]) -> RowReading:
     """Return the part of reading a batch that grows with its rows, and the rest."""
+    if request.dataset is None:
+        return RowReading()
     whole_ms, half_ms, num_rows = feed_ms["whole"], feed_ms["half"], request.batch_size
     row_ms = min(max((whole_ms - half_ms) / (num_rows - num_rows // 2), 0.0), whole_ms / num_rows)
     return RowReading(
-        batch_ms=whole_ms - num_rows * row_ms, row_ms=row_ms, decoded_row_ms=decoded_row_ms(request)
+        batch_ms=whole_ms - num_rows * row_ms, row_ms=row_ms, decoded_row_ms=decoded_row_ms(request.dataset)
     )
 
 

@@ -65,14 +65,9 @@ def _opened(folder: str) -> PreparedDataset:
     return PreparedDataset.open(folder)
 
 
-def decoded_row_ms(request: ProfileRequest) -> float:
-    """Return the time of this core for a row of the data set whose row group is not in memory yet."""
-    assert request.dataset is not None
-    return _decoded_row_ms(request.dataset)
-
-
 @lru_cache(maxsize=1)
-def _decoded_row_ms(folder: str) -> float:
+def decoded_row_ms(folder: str) -> float:
+    """Return the time of this core for a row of a data set whose row group is not in memory yet."""
     dataset, num_rows = _opened(folder), 0
     started_s = time.thread_time()
     for part in dataset.parts(0, dataset.num_train_rows):

@@ -288,6 +288,8 @@ def _record_batch(table: pa.Table, names: Sequence[str], schema: DataSchema) -> 
 
 def _as_array(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
+    if column.num_chunks == 1:
+        return column.chunk(0)
     return pa.concat_arrays(column.unify_dictionaries().chunks or [pa.array([], column.type)])
 
 
