@@ -25,7 +25,7 @@ def linear(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activatio
 
     oneDNN adds bias and activation without a further pass over memory.
     """
-    if _takes_onednn(input_BI, weight_OI):
+    if takes_onednn(input_BI, weight_OI):
         return _by_onednn(input_BI, weight_OI, bias_O, activation)
     output_BO = F.linear(input_BI, weight_OI, bias_O)
     return {"none": lambda: output_BO, "relu": output_BO.relu, "sigmoid": output_BO.sigmoid}[activation]()
@@ -34,7 +34,7 @@ def linear(input_BI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, activatio
 def add_weight_gradient(weight_OI: Tensor, gradient_BO: Tensor, input_BI: Tensor) -> None:
     """Add the gradient of a weight, which follows from that of the layer's output and its input."""
     gradient_OB, grad = gradient_BO.t(), weight_OI.grad
-    if gradient_BO.dtype is torch.float32 and _is_amd() and _takes_onednn(gradient_OB, input_BI.t()):
+    if gradient_BO.dtype is torch.float32 and _is_amd() and takes_onednn(gradient_OB, input_BI.t()):
         # Rows of a packed activation lie apart, for which oneDNN has no kernel: 1.7 s for 512 x 400 x 400, not 2 ms.
         product = _by_onednn(gradient_OB.contiguous(), input_BI.contiguous().t(), None, "none")
     elif gradient_BO.dtype is torch.float32 and grad is not None:
@@ -45,7 +45,8 @@ def add_weight_gradient(weight_OI: Tensor, gradient_BO: Tensor, input_BI: Tensor
     weight_OI.grad = product if grad is None else grad.add_(product)
 
 
-def _takes_onednn(left: Tensor, right: Tensor) -> bool:
+def takes_onednn(left: Tensor, right: Tensor) -> bool:
+    """Return whether oneDNN is the faster one for a product of left [B, I] and right [I, O] or [O, I]."""
     gains_early = _is_amd() or left.dtype is not torch.float32
     least = _LEAST_MULTIPLICATIONS if gains_early else _LEAST_ELSEWHERE
     return left.shape[0] * right.numel() >= least and left.device.type == "cpu" and _has_onednn(left.dtype)

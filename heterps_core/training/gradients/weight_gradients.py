@@ -34,7 +34,7 @@ class WeightGradients:
     """
 
     def __init__(self, *, is_put_off: bool = True) -> None:
-        self._is_put_off = is_put_off
+        self.is_put_off = is_put_off
         self._waiting: deque[_Product] = deque()
 
     def __len__(self) -> int:
@@ -49,7 +49,7 @@ class WeightGradients:
             bias_O.grad = gradient_O if bias_O.grad is None else bias_O.grad.add_(gradient_O)
         if linear.weight.requires_grad:
             self._waiting.append(_Product(linear.weight, gradient_BO, input_BI))
-            if not self._is_put_off:
+            if not self.is_put_off:
                 self.work_out_next()
 
     def work_out_next(self) -> None:

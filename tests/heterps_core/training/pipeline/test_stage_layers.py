@@ -54,7 +54,7 @@ def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, monkeypatch):
     if not is_fused:
-        monkeypatch.setattr(products, "_takes_onednn", lambda left, right: False)
+        monkeypatch.setattr(products, "takes_onednn", lambda left, right: False)
     logits, learned = learn(model, "float32")
 
     expected_logits, expected = learn(model, None)
@@ -68,7 +68,7 @@ def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, 
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_bfloat16_is_near_and_leaves_no_float32(model, is_fused, monkeypatch):
     if not is_fused:
-        monkeypatch.setattr(products, "_takes_onednn", lambda left, right: False)
+        monkeypatch.setattr(products, "takes_onednn", lambda left, right: False)
     logits, learned = learn(model, "bfloat16")
 
     expected_logits, expected = learn(model, None)
