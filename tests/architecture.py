@@ -1,9 +1,7 @@
 """Draws how the rooms of the product import one another, for docs/ARCHITECTURE.md: python -m tests.architecture"""
 
-import ast
-
 from tests.paths import PROJECT
-from tests.test_import_direction import CORE_FOLDERS, FILES, core_folder, imported_names
+from tests.test_import_direction import CORE_FOLDERS, FILES, core_folder, names_imported_by
 
 PAGE = PROJECT / "docs" / "ARCHITECTURE.md"
 ORDER = (*CORE_FOLDERS, "infra", "tasks", "flows")
@@ -31,7 +29,7 @@ def drawing() -> str:
     edges: dict[str, set[str]] = {room: set() for room in ORDER}
     for module, path in FILES.items():
         own = room_of(module)
-        for name in imported_names(ast.parse(path.read_text())) if own else ():
+        for name in names_imported_by(path) if own else ():
             imported = next((each for each in (name, name.rpartition(".")[0]) if each in FILES), None)
             other = room_of(imported) if imported else None
             if own and other and other != own:

@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,12 @@ def module_files() -> dict[str, Path]:
 FILES = module_files()
 
 
+@cache
+def names_imported_by(path: Path) -> list[str]:
+    """Return what a file imports anywhere in it."""
+    return list(imported_names(ast.parse(path.read_text())))
+
+
 def imported_names(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -117,7 +124,7 @@ def test_modules_import_only_from_rooms_below_theirs():
         module: names
         for module, path in FILES.items()
         if (
-            names := {name.partition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
+            names := {name.partition(".")[0] for name in names_imported_by(path)}
             & FORBIDDEN[module.partition(".")[0]]
         )
     }
@@ -137,7 +144,7 @@ def test_folders_of_the_core_import_only_from_those_before_them():
         if not module.startswith("heterps_core."):
             continue
         own = core_folder(module)
-        for name in imported_names(ast.parse(path.read_text())):
+        for name in names_imported_by(path):
             imported = next((each for each in (name, name.rpartition(".")[0]) if each in FILES), None)
             if imported is None or not imported.startswith("heterps_core."):
                 continue
@@ -155,7 +162,7 @@ def test_an_outside_package_enters_only_where_it_is_needed(package):
     importers = {
         path.relative_to(PROJECT).as_posix()
         for path in FILES.values()
-        if package in {name.partition(".")[0] for name in imported_names(ast.parse(path.read_text()))}
+        if package in {name.partition(".")[0] for name in names_imported_by(path)}
     }
 
     assert importers == ONLY_IMPORTERS[package]

@@ -211,7 +211,7 @@ def with_long_sums(problem, factor):
     return replace(problem, layers=layers)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
 def test_a_plan_promises_what_its_simulation_reaches_and_keeps_the_floor(seed):
     problem = with_long_sums(trainer_problem(seed, num_layers=8), 5.0)
     problem = replace(problem, throughput_floor_samples_per_s=0.3 * highest_throughput(problem))
@@ -287,7 +287,7 @@ def test_every_scheduler_plans_the_trainers_step_and_knows_how_far_it_is_from_th
 
 
 @pytest.mark.usefixtures("formula_alone")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
 def test_the_optimum_is_found_where_more_micro_batches_make_a_stage_faster(seed):
     problem = with_long_sums(trainer_problem(seed, num_layers=3, num_types=2), 30.0)
     units = {name: replace(unit, max_units=4, instances=()) for name, unit in problem.device_types.items()}
@@ -330,7 +330,7 @@ def drained_problem(seed, **sizes):
     return replace(problem, drains=True, device_types=units, batch_size=(4096, 512, 60)[seed % 3])
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(4, range(6)))
 def test_no_simulated_step_is_shorter_than_its_stages_fill_and_drain(seed):
     problem = replace(drained_problem(seed, num_layers=4), single_replica_communicates=seed > 2)
     if seed % 2:
@@ -404,7 +404,7 @@ def test_an_independent_program_finds_no_cheaper_plan_where_peers_cost_time(seed
     assert found.cost_lower_bound_usd <= expected * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
 def test_no_plan_whose_steps_drain_costs_less_than_the_bound_and_the_optimum_found_is_near_the_cheapest(seed):
     problem = drained_problem(seed)
     expected = cheapest_by_trying_all(problem)
