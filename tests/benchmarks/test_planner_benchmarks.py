@@ -7,13 +7,13 @@ from heterps_core.planning.search.optimum import find_optimum
 from tests.benchmarks import __main__ as benchmarks
 from tests.benchmarks import planner_quality
 from tests.benchmarks.planner_proofs import draw_tight
+from tests.benchmarks.planner_quality import Night
 from tests.builders import make_problem
 
 
 def test_the_record_holds_every_figure_that_is_asked_for(tmp_path, monkeypatch, capsys):
     path = tmp_path / "quality.json"
-    monkeypatch.setattr(planner_quality, "STRONG", ())
-    monkeypatch.setattr(planner_quality, "WEAK", ())
+    monkeypatch.setattr(planner_quality, "SIZES_OF_NIGHTS", ())
     monkeypatch.setattr(sys, "argv", ["benchmarks", "planner_quality", "--cases", "1", "--json", str(path)])
 
     assert benchmarks.main() == 0
@@ -33,13 +33,26 @@ def test_the_record_holds_every_figure_that_is_asked_for(tmp_path, monkeypatch, 
 
 def test_quality_is_measured_against_the_proven_optimum():
     problems = [make_problem(seed, num_layers=4, num_types=2) for seed in range(2)]
+    nights = [Night(problem, find_optimum(problem).cost_usd) for problem in problems]
 
     figures = {
-        figure["name"]: figure["value"] for figure in planner_quality.quality("brute-force", problems, "4x2")
+        figure["name"]: figure["value"] for figure in planner_quality.quality("brute-force", nights, "4x2")
     }
 
-    assert figures["brute_force_share_within_0.1_percent_4x2"] == 1
-    assert figures["brute_force_mean_gap_4x2"] == pytest.approx(0, abs=1e-12)
+    assert figures["brute_force_share_within_0.1_percent_4x2_2000"] == 1
+    assert figures["brute_force_median_gap_4x2_4000"] == pytest.approx(0, abs=1e-12)
+
+
+def test_a_method_that_finds_no_plan_has_no_gap():
+    problem = make_problem(0, num_layers=4, num_types=2, floor_samples_per_s=1e12)
+
+    figures = {
+        figure["name"]: figure["value"]
+        for figure in planner_quality.quality("greedy", [Night(problem, 1.0)], "4x2")
+    }
+
+    assert figures["greedy_share_with_a_plan_4x2_2000"] == 0
+    assert "greedy_median_gap_4x2_2000" not in figures
 
 
 @pytest.mark.weekly

@@ -207,5 +207,5 @@ def floor_missed(problem: SchedulingProblem, least_seconds: float) -> Infeasible
     return InfeasiblePlanError(
         "throughput floor",
         f"the highest reachable throughput is {reachable:.6g} samples/s, {1 - reachable / floor:.1%} below the "
-        f"floor of {floor:.6g}; lower the floor, raise max_units, or offer a faster device type",
+        f"floor of {floor:.6g}; lower the floor, raise max_units or the batch size, or offer a faster device type",
     )
