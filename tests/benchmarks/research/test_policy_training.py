@@ -6,7 +6,13 @@ from heterps_core.planning.search.learned.placement_policy import PlacementPolic
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
 from tests.benchmarks.research import policy_training
-from tests.benchmarks.research.policy_training import Example, good_placement, imitate, surprise
+from tests.benchmarks.research.policy_training import (
+    Example,
+    good_placement,
+    imitate,
+    surprise,
+    widened_policy,
+)
 from tests.builders import make_problem
 
 PROBLEMS = [make_problem(seed, num_layers=6, num_types=3, max_units=400) for seed in range(4)]
@@ -46,6 +52,16 @@ def test_the_surprise_is_the_mean_negative_logarithm_of_each_choice_after_the_on
         ]
 
     assert surprise(policy, batch).item() == pytest.approx(np.mean(expected), rel=1e-5)
+
+
+def test_a_widened_policy_ignores_the_features_that_its_weights_do_not_know():
+    torch.manual_seed(0)
+    features = policy_features(PROBLEMS[0])[None]
+    narrow = PlacementPolicy(features.shape[3] - 2, 8)
+
+    wide = widened_policy(narrow.state_dict(), features.shape[3])
+
+    torch.testing.assert_close(wide(features), narrow(features[..., :-2]))
 
 
 def test_a_policy_that_imitates_placements_is_less_surprised_by_them(monkeypatch):

@@ -23,12 +23,21 @@ from torch import Tensor, nn
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.run_tables import LEAST_USD_PER_HOUR, run_table
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.cost_model.step_model import num_microbatches_of
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 
 POLICY_FILE = Path(__file__).with_name("placement_policy.safetensors")
 
 _STAGE_TIMES = (0.15, 0.4, 0.7, 1.0)
 """At which a layer's price is a feature: shares of the way from the shortest to the longest, in logarithms."""
+
+MIDDLING_STAGES = 4
+"""Stages whose number of micro-batches stands for those of all plans where the cost of single layers is asked."""
+
+_LEAST_UNITS = 1e-9
+_SCARCITY_ROUNDS = 8
+_CHOICE_SHARPNESS = 4.0
+"""Layers are shared out to device types by this power of their cost there, so that demand follows prices smoothly."""
 
 _MOST_LOG = 6.0
 """Logarithms are cut here; stands for what no number of units reaches, too."""
@@ -41,8 +50,9 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
     """Return what the policy sees of each layer on each device type, shape (L, T, F).
 
     Prices, times and bytes enter as logarithms of ratios, so their units do not matter: to what the chain's layers
-    cost on their cheapest types, to the shortest and the longest stage time that make sense, to memory and caps. What
-    a layer would cost in a stage of its own, as the cost model has it, is asked at four stage times between these.
+    cost on their cheapest types, to the shortest and the longest stage time that make sense, to memory and caps. The
+    cost model is asked at four stage times between these for the cost of each layer in a stage of its own, and caps
+    enter as the prices of scarce units that keep demand within them (`_scarcity`).
     """
     layers, units = problem.layers, tuple(problem.device_types.values())
     num_layers, num_types = len(layers), len(units)
@@ -63,7 +73,11 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
     cut_bytes = np.array([0.0, *(layer.output_bytes_per_sample for layer in layers[:-1]), 0.0])
     cut_seconds = 2 * problem.batch_size * cut_bytes[:, None] / bandwidth  # activations and gradients
 
-    table = run_table(problem, [(layer, layer) for layer in range(num_layers)])
+    table = run_table(
+        problem,
+        [(layer, layer) for layer in range(num_layers)],
+        num_microbatches=num_microbatches_of(problem, MIDDLING_STAGES),
+    )
     objective = objective_of(problem)
     low_seconds = float(table.fastest_seconds().min(axis=1).max())
     loose_seconds = max(float((compute + communication).min(axis=1).sum()), low_seconds)
@@ -71,6 +85,10 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
     stage_seconds = low_seconds * (high_seconds / low_seconds) ** np.array(_STAGE_TIMES)
     replicas = table.least_replicas(stage_seconds)  # (X, L, T)
     charges = table.usd_per_hour(replicas) * stage_seconds[:, None, None]
+    state_units = np.array([[layer.state_bytes * layer.is_sharded] for layer in layers]) / usable_bytes
+    layer_units = np.maximum((compute + communication) / stage_seconds[:, None, None], state_units)
+    layer_units = layer_units.clip(_LEAST_UNITS)
+    wanted, scarce_cost = _scarcity(layer_units, price, max_units)
     work = compute * price
     usual = float(work.min(axis=1).mean())
     columns = [
@@ -97,10 +115,33 @@ def policy_features(problem: SchedulingProblem) -> Tensor:
         _log(objective.extra_seconds / high_seconds + 1e-2),
         num_layers / 40,
         num_types / 8,
+        *_log(wanted / max_units),
+        *_log(layer_units.sum(axis=1, keepdims=True) / max_units),
+        *_log(scarce_cost / scarce_cost.min(axis=2, keepdims=True)),
+        float(problem.step_model is StepModel.TRAINER),
+        float(problem.single_replica_communicates),
     ]
     shape = (num_layers, num_types)
     features = np.stack([np.broadcast_to(column, shape) for column in columns], axis=2)
     return torch.from_numpy(features.astype(np.float32))
+
+
+def _scarcity(layer_units: Floats, price: Floats, max_units: Floats) -> tuple[Floats, Floats]:
+    """Return the units that layers want of each type at its price, (X, 1, T), and each layer's cost at scarce prices.
+
+    Each layer takes its units, shape (X, L, T), of cheap types. The price of a type that is wanted beyond its cap
+    rises until other types are as cheap; the ascent of `exact` on prices of scarce units, for layers one by one.
+    """
+    first_cost = layer_units * price
+    factors = np.ones((len(layer_units), 1, price.size))
+    demands = []
+    for _ in range(_SCARCITY_ROUNDS):
+        cost = first_cost * factors
+        preference = (cost.min(axis=2, keepdims=True) / cost) ** _CHOICE_SHARPNESS
+        shares = preference / preference.sum(axis=2, keepdims=True)
+        demands.append((shares * layer_units).sum(axis=1, keepdims=True))
+        factors = (factors * np.sqrt(demands[-1] / max_units).clip(0.5, 2)).clip(1)
+    return demands[0], first_cost * factors
 
 
 def _log(values: Floats | float) -> Floats:
