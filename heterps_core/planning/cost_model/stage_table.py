@@ -271,22 +271,18 @@ class StageTable:
         crossing_once = 0.0 if trainer.single_replica_communicates else 1.0
         meeting = trainer.meeting_seconds - trainer.peer_seconds
         divided_exchange = trainer.shared_seconds + trainer.work_seconds
-        counts = []
-        for exchanged, fixed_alone, shared, summed in paths:
+        # Of all paths at once: fixed, shared, saved and per peer.
+        terms = np.empty((4, len(paths), 1, *self.compute_seconds.shape))
+        for index, (exchanged, fixed_alone, shared, summed) in enumerate(paths):
             crossing = exchanged * trainer.fixed_seconds + summed
-            counts.append(
-                kept_counts(
-                    x,
-                    fixed_alone + crossing + exchanged * meeting,
-                    shared + exchanged * divided_exchange - crossing_once * crossing,
-                    crossing_once * exchanged * trainer.shared_seconds,
-                    exchanged * trainer.peer_seconds,
-                )
-            )
-        smaller, larger = [each.last_before for each in counts], [each.first_after for each in counts]
-        least = np.broadcast_to(held, larger[0].shape)
+            terms[0, index] = fixed_alone + crossing + exchanged * meeting
+            terms[1, index] = shared + exchanged * divided_exchange - crossing_once * crossing
+            terms[2, index] = crossing_once * exchanged * trainer.shared_seconds
+            terms[3, index] = exchanged * trainer.peer_seconds
+        smaller, larger = kept_counts(x, *terms)
+        least = np.broadcast_to(held, larger.shape[1:])
         least = np.where(self.seconds(least) <= x, least, np.inf)
-        replicas = np.maximum(trainer.whole(np.maximum.reduce(larger)), held)
+        replicas = np.maximum(trainer.whole(larger.max(axis=0)), held)
         # What rounding let through has a row more for its slowest replica than the next count.
         for candidates in (replicas, trainer.next_whole(replicas)):
             kept = (candidates < least) & (self.seconds(candidates) <= x)

@@ -136,7 +136,7 @@ def _charged(problem: SchedulingProblem, random: np.random.Generator) -> Schedul
 def good_placement(problem: SchedulingProblem) -> NDArray[np.int64] | None:
     """Return the type of each layer in the plan that `exact` has met after a few steps, or None where it met none.
 
-    Of 31 drawn problems with a plan it is the optimum in 23, and 8 % above it or less in 28, in about half of the time
+    Of 31 drawn problems with a plan it is the optimum in 23, and at most 8 % above it in 28, in half of the time
     that the proof takes.
     """
     stages = CappedSearch(problem, most_steps=MOST_STEPS).run().stages
