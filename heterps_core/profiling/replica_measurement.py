@@ -4,24 +4,20 @@ Run as a program by `measuring_process`, on a folder. The processes are forked f
 Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of the next
 batch, and micro-batches look them up. More processes than cores take turns, so the processor time of all threads is
 measured. All numbers of processes, a single one among them, take turns round after round, so that a busy second slows
-all of them; then their differences are true, and medians of rounds suffice.
+all of them, and the medians of the rounds can be compared.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +25,7 @@ import torch.distributed as dist
 
 # The first backward pass imports it, which takes each process 0.3 s where it is not there before the fork.
 import torch.fx.experimental.symbolic_shapes
+from torch.multiprocessing.spawn import start_processes
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
@@ -39,20 +36,21 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.profiling.layer_profiler import exchanged_bytes
 from heterps_core.profiling.link_measurement import TIMEOUT
 from heterps_core.profiling.measuring_process import RESULT_NAME
-from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
+from heterps_core.profiling.replica_path import PathSample, fitted_path
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch
 from heterps_core.training.replica_batches import cut_batch
+from heterps_core.transport.json_messages import gather_json
 
 NUM_PROCESSES = (24, 4, 2)
 """Falling, so that the settings of a process are the first ones of all settings."""
 
 BATCH_SIZE, NUM_MICROBATCHES, NUM_COLUMNS = 4096, 4, 26
 WIDTHS = ((1,), (16,), (16, 1))
-"""Of the rows of each table, as in lr, CTR-DNN and wide-deep."""
+"""The width of the rows of each table: the tables of lr, CTR-DNN and wide-deep."""
 
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""
@@ -61,48 +59,8 @@ NUM_ROUNDS, STEPS_PER_ROUND, NUM_BATCHES = 7, 2, 4
 LEARNING_RATE = 1e-6
 
 
-class _Measured(NamedTuple):
-    """Steps of tables among so many processes, in one of them."""
-
-    num_processes: int
-    num_tables: int
-    num_bytes: float
-    seconds: float
-    alone_seconds: float | None
-    """Of a single process with as many samples; only the first process measures it."""
-
-
-def measure_replica_path() -> ReplicaPath:
-    """Measure all numbers of processes, and return the law that fits them best."""
-    context = multiprocessing.get_context("fork")
-    with tempfile.TemporaryDirectory(prefix="heterps-replicas-") as path:
-        folder = Path(path)
-        processes = [
-            context.Process(target=_measure_replica, args=(folder, rank))
-            for rank in range(max(NUM_PROCESSES))
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        found = [json.loads((folder / str(rank)).read_text()) for rank in range(len(processes))]
-    samples = []
-    for index, first in enumerate(_Measured(*fields) for fields in found[0]):
-        steps = [_Measured(*process[index]) for process in found[: first.num_processes]]
-        assert first.alone_seconds is not None
-        samples.append(
-            PathSample(
-                first.num_processes,
-                first.num_tables,
-                statistics.mean(step.num_bytes for step in steps),
-                first.alone_seconds,
-                statistics.mean(step.seconds for step in steps),
-            )
-        )
-    return fitted_path(samples, measured_at=datetime.now(UTC).isoformat(timespec="seconds"))
-
-
-def _measure_replica(folder: Path, rank: int) -> None:
+def _measure_replica(rank: int, folder: Path) -> None:
+    """Take steps with the other processes; the first one writes the law that fits the steps of all best."""
     # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -127,13 +85,16 @@ def _measure_replica(folder: Path, rank: int) -> None:
         # The first process is in all groups, so the others wait while it works alone.
         rounds = [[steps.seconds() for steps in (*together, *alone)] for _ in range(NUM_ROUNDS)]
     medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
-    found = [
-        _Measured(steps.num_processes, steps.num_tables, steps.num_bytes, seconds, alone_s)
-        for steps, seconds, alone_s in zip_longest(
-            together, medians[: len(together)], medians[len(together) :]
-        )
-    ]
-    (folder / str(rank)).write_text(json.dumps(found), encoding="utf-8")
+    own = [(steps.num_bytes, seconds) for steps, seconds in zip(together, medians, strict=False)]
+    by_process = gather_json(own, None)
+    if rank == 0:
+        samples = []
+        for index, (steps, alone_s) in enumerate(zip(together, medians[len(together) :], strict=True)):
+            measured = [process[index] for process in by_process[: steps.num_processes]]
+            num_bytes, seconds = np.mean(measured, axis=0).tolist()
+            samples.append(PathSample(steps.num_processes, steps.num_tables, num_bytes, alone_s, seconds))
+        path = fitted_path(samples, measured_at=datetime.now(UTC).isoformat(timespec="seconds"))
+        (folder / RESULT_NAME).write_text(json.dumps(path.to_json()), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -205,5 +166,6 @@ class _ReplicaSteps:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    result = Path(sys.argv[1]) / RESULT_NAME
-    result.write_text(json.dumps(measure_replica_path().to_json()), encoding="utf-8")
+    start_processes(  # type: ignore[no-untyped-call]
+        _measure_replica, (Path(sys.argv[1]),), max(NUM_PROCESSES), start_method="fork"
+    )
