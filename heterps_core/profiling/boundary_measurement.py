@@ -42,7 +42,7 @@ class _Halves(NamedTuple):
     """Hidden layers of the first stage; the last of them crosses."""
 
     num_rows: int
-    """Of a micro-batch."""
+    """Rows of a micro-batch."""
 
     @property
     def model(self) -> str:

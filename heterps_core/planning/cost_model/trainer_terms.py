@@ -53,10 +53,10 @@ class TrainerTerms:
 
     sum_seconds: Floats
     boundary_fixed_seconds: Floats
-    """m b H: processor time of the messages of a stage with b boundaries."""
+    """m b H."""
 
     boundary_shared_seconds: Floats
-    """Processor time of the bytes of these messages, on one unit."""
+    """C V, on one unit."""
 
     reading_seconds: Floats
     """I s: IT on one unit."""
