@@ -14,6 +14,8 @@ import sys
 import tokenize
 import tomllib
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 
 from heterps_core.text_table import Table
 from tests.paths import PROJECT
@@ -62,15 +64,21 @@ def cpp_lines(source: str) -> int:
 def lines_by_room(commit: str) -> Counter[str]:
     """Return the code lines of each room in a commit."""
     counted: Counter[str] = Counter()
-    for path in git("ls-tree", "-r", "--name-only", commit).splitlines():
+    for line in git("ls-tree", "-r", commit).splitlines():
+        entry, path = line.split("\t")
         room = path.partition("/")[0]
         if path.endswith(".py") and room in (*PRODUCT, "tests"):
-            counted["tests/benchmarks" if path.startswith("tests/benchmarks/") else room] += code_lines(
-                git("show", f"{commit}:{path}")
-            )
+            room = "tests/benchmarks" if path.startswith("tests/benchmarks/") else room
+            counted[room] += lines_of_content(entry.split()[-1], code_lines)
         elif path.endswith(".cpp"):
-            counted["C++"] += cpp_lines(git("show", f"{commit}:{path}"))
+            counted["C++"] += lines_of_content(entry.split()[-1], cpp_lines)
     return counted
+
+
+@cache
+def lines_of_content(content_id: str, count: Callable[[str], int]) -> int:
+    """Return the lines of a file by git's name for its content, which two commits share where it did not change."""
+    return count(git("cat-file", "blob", content_id))
 
 
 def git(*arguments: str) -> str:
