@@ -93,7 +93,7 @@ def run(command):
 
 
 @pytest.fixture(scope="module")
-def night(tmp_path_factory, prefect_server):
+def night(tmp_path_factory, prefect_server, workspace_of_runs):
     """The folder in which the commands of TUTORIAL have run in their order."""
     folder = tmp_path_factory.mktemp("tutorial")
     adult = "39,Private,77516,Bachelors,13,Single,Clerk,Child,White,Male,{},0,40,Cuba,{}"
@@ -102,10 +102,10 @@ def night(tmp_path_factory, prefect_server):
     shutil.copy(PROJECT / "docs" / "examples" / "night.problem.json", folder / "problem.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("HETERPS_HOME", str(folder / ".heterps"))
+        patch.setenv("HETERPS_HOME", str(workspace_of_runs(folder / ".heterps").root))
         for words in (command.words for command in ALL_COMMANDS if "TUTORIAL" in command.place):
             is_train, has_days = words == ("heterps", "train"), (folder / "clicks").exists()
-            is_trained = (folder / ".heterps" / "runs").exists()
+            is_trained = any((folder / ".heterps" / "runs").glob("*"))
             is_shown_alone = words[1] in ("init", "make-days", "check-data", "predict", "explain", "cost")
             if (is_shown_alone and len(words) > 2) or (
                 words in RUN_AS and has_days and is_train != is_trained
