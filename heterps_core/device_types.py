@@ -53,7 +53,7 @@ class _Processor:
     clock_hz: float | None = None
     architecture: str = "x86_64"
     sources: Mapping[str, str]
-    """Of flops, bf16 and memory."""
+    """Data sheets of the figures: flops, memory and, where it has a peak, bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class _Card:
     peak_bf16_flops_per_s: float | None = None
     memory_bandwidth_bytes_per_s: float
     sources: Mapping[str, str]
-    """Of flops, bf16 and memory."""
+    """Data sheets of the figures: flops, memory and, where it has a peak, bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

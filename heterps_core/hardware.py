@@ -181,7 +181,7 @@ class DeviceType:
     """Families of instances that carry this type, of any cloud."""
 
     architecture: str = "x86_64"
-    """Of the machine image that its instances boot, as EC2 names it: x86_64 or arm64."""
+    """Architecture of the machine image that its instances boot, as EC2 names it: x86_64 or arm64."""
 
     equal_families: tuple[str, ...] = ()
     """Other families with this processor or card, and no less memory and network: as fast, and bought where the

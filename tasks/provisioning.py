@@ -29,7 +29,7 @@ from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks,
 from tasks.steps import step
 
 IMAGE_ARCHITECTURE = "x86_64"
-"""Of the image that rented nodes boot."""
+"""Architecture of the image that rented nodes boot."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
