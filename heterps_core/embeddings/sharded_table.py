@@ -111,7 +111,7 @@ class ShardedTable:
         return self.peers is not None or self.ids is not None
 
     def exchange_row_numbers(self, rows_BS: Tensor) -> LookupRows:
-        """Do what the function of that name does, for this table alone."""
+        """Request the rows of this table alone, as the function of that name does."""
         return exchange_row_numbers([(self, rows_BS)])[0]
 
     def expect(self, announced: LookupRows) -> None:
@@ -198,7 +198,7 @@ class ShardedTable:
     def whole_rows(self, piece_bytes: int) -> Iterator[tuple[RowRange, dict[str, Tensor]]]:
         """Yield copies of all rows of the shard, some at a time, with their tensors as a checkpoint names them.
 
-        The table may be trained meanwhile; what is hashed and what is written are the same bytes.
+        The table may be trained meanwhile; the same bytes are hashed and written.
         """
         tensors = self.tensors()
         size = max(piece_bytes // sum(tensor[:1].nbytes for tensor in tensors.values()), 1)
@@ -215,7 +215,7 @@ class ShardedTable:
         """Yield copies of the rows that `apply_gradients` changed since the last call, and count from here on.
 
         Args:
-            piece_bytes: About what is copied at once.
+            piece_bytes: About the bytes that are copied at once.
 
         Yields:
             Rows [U] of the shard on the host, ascending, and what `tensors` holds of them.
@@ -235,7 +235,7 @@ class ShardedTable:
             yield rows_U.to(CPU), {name: copied.to(CPU) for name, copied in self.copies_of(rows_U).items()}
 
     def remaining_changes(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-        """Yield, as `take_changes`, what need not be copied before the training goes on: here nothing."""
+        """Yield, as `take_changes`, rows that are copied while the training goes on: here none."""
         return iter(())
 
     def copies_of(self, rows_U: Tensor) -> dict[str, Tensor]:

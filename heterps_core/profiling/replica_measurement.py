@@ -1,4 +1,4 @@
-"""Measures what the exchange of rows costs a replica's processor, by 2 to 24 processes of this machine over loopback.
+"""Measures the processor time of a replica's exchange of rows, by 2 to 24 processes of this machine over loopback.
 
 Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
 Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of the next
@@ -61,7 +61,7 @@ LEARNING_RATE = 1e-6
 
 def _measure_replica(rank: int, folder: Path) -> None:
     """Take steps with the other processes; the first one writes the law that fits the steps of all best."""
-    # Otherwise gloo binds to what the host name resolves to, which on a laptop may be nothing.
+    # Otherwise gloo binds to the address of the host name, which a laptop may lack.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",

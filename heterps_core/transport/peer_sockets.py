@@ -4,8 +4,8 @@ gloo's all-to-all sends three packets for each message and wakes threads of its 
 send one another 1 KiB it took 0.83 ms of each one's processor time, this 0.17 (loopback, 2 x86 cores, AMD EPYC, load
 14). One thread uses the sockets at a time. Every replica calls the same functions in the same order.
 
-The members of a gloo group, which have proven the run's key (`rendezvous`), tell one another over it where they
-listen, and a random token each. A connection counts once both ends have shown the token of the other.
+The members of a gloo group, which have proven the run's key (`rendezvous`), exchange their addresses and a random
+token each over it. A connection counts once both ends have shown the token of the other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CONNECT_LIMIT_S = 60.0
 """Longest time until all are connected."""
 
 _TOKEN_LIMIT_S = 10.0
-"""Longest wait for the token of a connection: a stranger who sends none keeps the others waiting no longer."""
+"""Longest wait for the token of a connection: a stranger without one delays the others no longer."""
 
 _TOKEN_BYTES = 32
 _NUMBER_BYTES = 4
@@ -180,7 +180,7 @@ class PeerSockets:
                     waiting.unregister(file)
 
     def _send(self, number: int, unsent: dict[int, list[memoryview]]) -> None:
-        """Send a peer what its connection takes."""
+        """Send a peer as many bytes as its connection takes."""
         parts = unsent[number]
         try:
             count = self._peers[number].sendmsg(parts)
@@ -196,7 +196,7 @@ class PeerSockets:
             del unsent[number]
 
     def _fill(self, number: int, unfilled: dict[int, memoryview], wanted: Iterator[memoryview]) -> None:
-        """Receive from a peer what is there."""
+        """Receive the bytes of a peer that have arrived."""
         while number in unfilled:
             try:
                 count = self._peers[number].recv_into(unfilled[number])

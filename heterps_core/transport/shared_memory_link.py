@@ -1,7 +1,7 @@
 """Memory that all replicas of a stage on one machine see, in place of messages.
 
 Tensors lie in memory files without a name, which the system frees with the last process that holds them. Short
-messages over sockets say when something may be read; a socket also tells at once when its other end is gone.
+messages over sockets say when tensors may be read; a socket also shows at once that its other end is gone.
 Two loopback copies of a batch's rows and gradients cost a sixth of a step of CTR-DNN; here they are read in place.
 
 All functions but `Outbox.append` are collective: every replica calls them in the same order.
@@ -39,8 +39,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 """Types of tensors in an outbox; a message says which by position."""
 
 NUM_BUFFERS = 2
-"""Buffers of an outbox: who fills the second one knows by the answers of all to the first that they are done with
-what was there before."""
+"""Buffers of an outbox: the answers of all to the first one show that nobody reads the second one any more."""
 
 _LARGEST_MESSAGE_BYTES = 4096
 
