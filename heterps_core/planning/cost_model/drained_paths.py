@@ -37,9 +37,8 @@ def drained_paths(
     micro-batch forward to this stage, whose worker has all passes but the weight gradients, and takes the last one
     back. The same two ways lead over the link of a stage, with the messages of all m micro-batches. The first stage
     has a forward pass before and a backward pass after them, the last one both after its last input, and one between
-    others a backward pass after its last gradient has come. Rows come before the first pass; the first stage pushes
-    their gradients before it begins again, later ones beside the passes of others. No stage waits for the weight
-    gradients and sums of later ones: it begins the next step beside them.
+    others a backward pass after its last gradient has come. No stage waits for the weight gradients and sums of later
+    ones: it begins the next step beside them.
 
     Args:
         by_type: Adds a value of layers on a type up over each run, (layer, type) -> (G, T).
@@ -55,12 +54,12 @@ def drained_paths(
     gradient = crossing[first] / num_microbatches
     messages = crossing[first] + crossing[last + 1] + gradient
     is_at_end = ((first == 0) | (last == problem.num_layers - 1))[:, None]
-    exchanges = np.where(first == 0, 1.0, 0.5)[:, None]
+    exchanges = np.where(is_at_end, 1.0, 0.5) / num_microbatches
     passes = (np.where(is_at_end, 1.0, 1 - FORWARD_SHARE) - put_off) / num_microbatches
     before = _seconds_before(problem, num_microbatches)[first][:, None]
     return (
         DrainedPath(1.0, 1.0, 0.0, 1.0, 0.0),
-        DrainedPath(exchanges, 1 - put_off, gradient, 0.0, before),
+        DrainedPath(1.0, 1 - put_off, gradient, 0.0, before),
         DrainedPath(exchanges, passes, messages, 1.0, 0.0),
         DrainedPath(exchanges, passes, messages, 0.0, before),
     )

@@ -48,8 +48,8 @@ class StageLoad:
     """The same with the next stage; 0 for the last."""
 
     exchange_seconds: float
-    """All replicas of the stage together pull rows of embeddings and push gradients: the time of either, for a whole
-    batch where workers stop to exchange, else for a micro-batch."""
+    """All replicas of the stage together pull rows of embeddings before the forward pass (on the lanes in) and
+    push gradients after the backward pass (on the lanes out): the time of either."""
 
     all_reduce_seconds: float
     """Time of the sum of dense gradients, for a whole batch."""
@@ -66,8 +66,7 @@ class PipelineLoad:
     """At the end of each step; otherwise updates are delayed, see `simulate`."""
 
     stops_to_exchange: bool = False
-    """Workers exchange the rows of a batch before and after its passes; otherwise links do those of a micro-batch
-    beside the passes."""
+    """Workers exchange rows before and after passes; otherwise links do, beside the passes."""
 
     beside_seconds: float = 0.0
     """The longest time of a stage for what is done for a batch beside its passes: reading rows, or a batch's share of
@@ -176,8 +175,6 @@ def _stage_load(
         compute_row_share=ratio(row_seconds, compute, otherwise=0.0),
         input_seconds=input_seconds,
         output_seconds=output_seconds,
-        exchange_seconds=pull_seconds
-        if problem.step_model is StepModel.TRAINER
-        else pull_seconds / num_microbatches,
+        exchange_seconds=pull_seconds / num_microbatches,
         all_reduce_seconds=all_reduce_seconds,
     )

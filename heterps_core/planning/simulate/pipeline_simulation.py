@@ -11,9 +11,8 @@ micro-batch that is not done when a message comes keeps the trainer a little lon
 A pipeline either drains at the end of each step, or it has the trainer's delayed updates: micro-batches of all
 steps follow one another. The sum of a batch's gradients then begins after its last backward pass, takes as long as
 the links need for all that they carry in a step, and is waited for at the end of the next. A worker of the trainer
-pulls the rows of a batch before its first forward pass and pushes their gradients when the step is at its end, with
-nothing beside it, on both lanes of its link; one of a plain contract, of which no more than DT is known, does so for
-each micro-batch, on its links beside the passes.
+exchanges rows before a forward and after a backward pass, on both lanes of its link, which carry so much less of
+what else there is; one of a plain contract, of which no more than DT is known, on its links beside the passes.
 
 Ignored: that a switch between the machines may be narrower than their links, latency of messages,
 checkpoints. Buffers at a receiver are as large as the schedule needs.
@@ -174,9 +173,6 @@ class _StageState:
             self.waiting_at_barrier += last - self.worker_free
             self.waiting_for_link += seconds
             self.worker_free = np.full_like(self.worker_free, last + seconds)
-            # Each replica gives and takes: both lanes carry the exchange beside their messages.
-            self.lane_in_free = self.lane_in_free + seconds
-            self.lane_out_free = self.lane_out_free + seconds
 
     def finish_sum(self) -> None:
         """Wait for the sum that was begun last."""
@@ -265,11 +261,18 @@ class _Simulation:
         state.waiting_for_data += waiting_for_data
         state.waiting_for_link += waiting - waiting_for_data
         state.worker_free = start
-        if is_forward and microbatch == 0 and self.load.stops_to_exchange:
+        if is_forward and self.load.stops_to_exchange:
             state.exchange(exchange_seconds)
         seconds = durations[stage].pass_seconds[action.direction]
         state.computing += seconds
         state.worker_free = end = state.worker_free + seconds
+        if not is_forward and self.load.stops_to_exchange:
+            state.exchange(exchange_seconds)
+            end = state.worker_free
+        if self.load.stops_to_exchange:
+            # Each replica gives and takes: both lanes carry the exchange beside their messages.
+            state.lane_in_free = state.lane_in_free + exchange_seconds
+            state.lane_out_free = state.lane_out_free + exchange_seconds
         target = stage + 1 if is_forward else stage - 1
         if 0 <= target < len(self.states):
             outgoing = durations[target].incoming[action.direction]
@@ -286,19 +289,16 @@ class _Simulation:
                 state.fill(state.put_off_seconds)
                 if not self.load.drains:
                     state.finish_sum()
-                    state.summed_seconds = state.worker_free.max() + self._sum_seconds(stage)
-                    if self.load.stops_to_exchange:
-                        state.exchange(exchange_seconds)
                     self.step_ends[step] = max(self.step_ends[step], state.worker_free.max())
+                    state.summed_seconds = state.worker_free.max() + self._sum_seconds(stage)
 
     def _sum_seconds(self, stage: int) -> float:
         """Return how long the sum of a step takes beside what else is on the links."""
         load = self.load.stages[stage]
         if not load.all_reduce_seconds:
             return 0.0
-        messages = self.load.num_microbatches * (load.input_seconds + load.output_seconds)
-        exchanges = 1 if self.load.stops_to_exchange else self.load.num_microbatches
-        return load.all_reduce_seconds + messages + 2 * exchanges * load.exchange_seconds
+        messages = load.input_seconds + load.output_seconds + 2 * load.exchange_seconds
+        return load.all_reduce_seconds + self.load.num_microbatches * messages
 
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""
@@ -313,7 +313,5 @@ class _Simulation:
             end = np.full_like(sent, sent.max() + all_reduce_seconds)
             state.lane_in_free = np.maximum(state.lane_in_free, end)
         state.worker_free, state.lane_out_free = end, end.copy()
-        if self.load.stops_to_exchange:
-            state.exchange(self.load.stages[stage].exchange_seconds)
-        state.updated_seconds = float(state.worker_free.max())
+        state.updated_seconds = float(end.max())
         return state.updated_seconds

@@ -94,14 +94,14 @@ def _drained(problem: SchedulingProblem, stage: Stage, part: PlainStage, k: floa
     gradient = to_left / unit.bandwidth_bytes_per_s / k / m
     messages = (to_left + to_right) / unit.bandwidth_bytes_per_s / k
     summed = part.links_seconds - messages
-    exchange = part.exchange_seconds / (2 if stage.first_layer else 1)
-    around = (
-        exchange + part.compute_seconds * ((2 / 3 if stage.first_layer and not is_last else 1) - put_off) / m
-    )
+    if stage.first_layer and not is_last:
+        around = part.exchange_seconds / 2 / m + part.compute_seconds * (2 / 3 - put_off) / m
+    else:
+        around = part.exchange_seconds / m + part.compute_seconds * (1 - put_off) / m
     return part._replace(
         drained_seconds=max(
             part.exchange_seconds + part.compute_seconds + summed,
-            exchange + part.compute_seconds * (1 - put_off) + gradient + before,
+            part.exchange_seconds + part.compute_seconds * (1 - put_off) + gradient + before,
             messages + gradient + around + max(summed, before),
         )
     )

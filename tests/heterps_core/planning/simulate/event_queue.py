@@ -100,13 +100,6 @@ def simulate_by_events(
         for other in replicas[stage]:
             yield (kind, stage, other, *which)
 
-    def stops(stage: int) -> bool:
-        return load.stops_to_exchange and load.stages[stage].exchange_seconds > 0
-
-    def is_push(stage: int, direction: str, microbatch: int) -> bool:
-        is_end = direction == "backward" and microbatch == num_microbatches - 1
-        return is_end and stops(stage) and not load.drains
-
     def processor(stage: int, replica: int) -> Process:
         own = load.stages[stage]
         put_off = 0.0
@@ -115,14 +108,17 @@ def simulate_by_events(
                 free = queue.now
                 yield ("arrived", stage, replica, direction, step, microbatch)
                 put_off = max(0.0, put_off - (queue.now - free))
-                if direction == "forward" and microbatch == 0 and stops(stage):
-                    yield from together("pull", stage, replica, step)
+                if direction == "forward" and own.exchange_seconds and load.stops_to_exchange:
+                    yield from together("pull", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
                 seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
                 factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
                 factor *= slow_factors.get((stage, replica), 1.0)
                 yield queue.now + seconds * factor
+                if direction == "backward" and own.exchange_seconds and load.stops_to_exchange:
+                    yield from together("push", stage, replica, step, microbatch)
+                    yield queue.now + own.exchange_seconds
                 queue.happen(("ran", stage, replica, direction, step, microbatch))
                 if direction == "backward":
                     put_off += own.weight_gradient_seconds * factor
@@ -132,19 +128,15 @@ def simulate_by_events(
                         if not load.drains:
                             if own.all_reduce_seconds and step:
                                 yield ("summed", stage, step - 1)
-                            queue.happen(("updated", stage, replica, step))
-                            if stops(stage):
-                                yield from together("push", stage, replica, step)
-                                yield queue.now + own.exchange_seconds
                             step_ends[step] = max(step_ends[step], queue.now)
+                            queue.happen(("updated", stage, replica, step))
             if load.drains:
                 yield from end_group(stage, replica, group)
 
     def sums(stage: int) -> Process:
         own = load.stages[stage]
         on_links = own.all_reduce_seconds
-        on_links += num_microbatches * (own.input_seconds + own.output_seconds)
-        on_links += (1 if load.stops_to_exchange else num_microbatches) * 2 * own.exchange_seconds
+        on_links += num_microbatches * (own.input_seconds + own.output_seconds + 2 * own.exchange_seconds)
         for step in range(num_steps):
             for replica in replicas[stage]:
                 yield ("updated", stage, replica, step)
@@ -156,7 +148,7 @@ def simulate_by_events(
         own = load.stages[stage]
         for group, passes in enumerate(schedule(stage)):
             for direction, step, microbatch in passes:
-                if direction == "forward" and microbatch == 0 and stops(stage):
+                if own.exchange_seconds and load.stops_to_exchange:
                     yield queue.now + own.exchange_seconds
                 yield ("ran", stage, replica, direction, step, microbatch)
                 peer_stage = stage + 1 if direction == "forward" else stage - 1
@@ -167,8 +159,6 @@ def simulate_by_events(
                             ("sending", stage, replica, peer_stage, peer, direction, step, microbatch), sent
                         )
                         yield sent
-                if is_push(stage, direction, microbatch):
-                    yield queue.now + own.exchange_seconds
                 if direction == "backward" and own.exchange_seconds and not load.stops_to_exchange:
                     yield from together("push", stage, replica, step, microbatch)
                     yield queue.now + own.exchange_seconds
@@ -202,13 +192,10 @@ def simulate_by_events(
                         )
                         yield max(queue.now + seconds, sent)
                 queue.happen(("arrived", stage, replica, direction, step, microbatch))
-                is_pull = direction == "forward" and microbatch == 0 and stops(stage)
-                if is_pull or is_push(stage, direction, microbatch):
+                if own.exchange_seconds and load.stops_to_exchange:
                     yield queue.now + own.exchange_seconds
             if own.all_reduce_seconds and load.drains:
                 yield ("ended", stage, replica, group)
-            elif stops(stage) and load.drains:
-                yield queue.now + own.exchange_seconds
 
     def end_group(stage: int, replica: int, group: int) -> Process:
         queue.happen(("computed", stage, replica, group))
@@ -217,9 +204,6 @@ def simulate_by_events(
             yield ("computed", stage, other, group)
             yield ("all sent", stage, other, group)
         yield queue.now + seconds
-        if stops(stage):
-            yield from together("push", stage, replica, group)
-            yield queue.now + load.stages[stage].exchange_seconds
         queue.happen(("ended", stage, replica, group))
         step_ends[group] = max(step_ends[group], queue.now)
 
