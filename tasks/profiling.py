@@ -201,7 +201,7 @@ def profile_layers(
     Raises:
         UnknownNameError, ConfigurationError: The model or a device type cannot be used.
     """
-    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.measurement.layer_profiler import trace_model
 
     cache = workspace.profiles_directory
     known_as = clicks.profiled_as

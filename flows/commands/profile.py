@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Profile, print a table for each device type, and write the profiles if asked."""
     from heterps_core.compute_device import require_cuda
-    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.measurement.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import profile_model
 
     request = ProfileRequest(model=options.model, features=CRITEO_SHAPE, batch_size=options.batch_size)

@@ -90,7 +90,7 @@ def measure_in_fresh_process(*requests: ProfileRequest) -> list[LayerProfile]:
         OutOfMemoryError: The kernel killed it for lack of memory.
     """
     documents = _measured(
-        "heterps_core.profiling.layer_profiler",
+        "heterps_core.profiling.measurement.layer_profiler",
         [request.to_json() for request in requests],
         what=f"profiling {requests[0].model!r}",
         way_out=f"lower the batch size, which is {max(request.batch_size for request in requests)}",
@@ -106,7 +106,7 @@ def measure_replica_path() -> ReplicaPath:
         HeterpsError: As `measure_in_fresh_process`.
     """
     document = _measured(
-        "heterps_core.profiling.replica_measurement",
+        "heterps_core.profiling.measurement.replica_measurement",
         None,
         what="measuring the exchange of rows",
         way_out="free this machine of other work",
@@ -122,7 +122,7 @@ def measure_step_seconds(job: TrainingJob) -> float:
         HeterpsError: As `measure_in_fresh_process`.
     """
     seconds = _measured(
-        "heterps_core.profiling.step_profiler",
+        "heterps_core.profiling.measurement.step_profiler",
         job.to_json(),
         what=f"profiling {job.model!r}",
         way_out=f"lower the batch size, which is {job.config.batch_size}",

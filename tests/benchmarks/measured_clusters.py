@@ -290,7 +290,7 @@ def at_pace(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> Dra
 
 def predict(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> Prediction:
     """Profile, build the problem as a plan's is, and simulate it."""
-    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.measurement.layer_profiler import trace_model
 
     request = ProfileRequest(
         model=cluster.model,

@@ -170,7 +170,7 @@ def _in_turns(values: Any, count: int, random: np.random.Generator) -> list[Any]
 
 def predict(plan: RandomPlan, dataset: PreparedDataset, cache: Path, seed: int) -> DryRunPrediction:
     """Profile and predict as the flow does."""
-    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.measurement.layer_profiler import trace_model
     from heterps_core.profiling.profile_cache import local_profiles
     from tasks.profiling import ProfiledModel, _profile_request, dry_run_request
     from tasks.scheduling import predict_dry_run_here

@@ -14,7 +14,7 @@ from flows.command_line import _parser_for
 from flows.parameters import BackfillParameters, TrainParameters
 from flows.service.schedule import BACKFILL_CTR, DEPLOYMENTS
 from heterps_core.data.features import FeatureSpec
-from heterps_core.profiling.layer_profiler import trace_model
+from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
 from tests.documents import commands, python_blocks
 from tests.paths import PROJECT

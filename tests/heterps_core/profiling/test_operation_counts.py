@@ -11,8 +11,8 @@ from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.profiling.analytic_profile import _NUM_OPERATIONS
+from heterps_core.profiling.measurement.profiling_input import click_batches
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiling_input import click_batches
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 
 VIEWS = {"view", "_unsafe_view", "slice", "unsqueeze", "t", "detach", "expand"}

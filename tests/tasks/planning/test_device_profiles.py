@@ -101,7 +101,7 @@ def measure(
 
 @pytest.mark.slow
 def test_a_node_of_this_machine_really_measures_and_is_only_a_dry_run(workspace):
-    from heterps_core.profiling.layer_profiler import trace_model
+    from heterps_core.profiling.measurement.layer_profiler import trace_model
 
     graph = trace_model(SMALL)
     profiled = profiled_for(SMALL, graph)

@@ -9,7 +9,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.models.model_graph import ModelGraph, host_bytes_of_worker
-from heterps_core.profiling.layer_profiler import trace_model
+from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from tasks.planning import measured_plans
 from tasks.planning.measured_plans import measured_table, search_measured, stages_of

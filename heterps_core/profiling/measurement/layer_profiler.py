@@ -36,12 +36,17 @@ from heterps_core.profiling.layer_profile import (
     LayerTiming,
     RowReading,
 )
-from heterps_core.profiling.link_measurement import measure_links, second_process
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.machine_speed import measure_machine_speed
+from heterps_core.profiling.measurement.link_measurement import measure_links, second_process
+from heterps_core.profiling.measurement.machine_speed import measure_machine_speed
+from heterps_core.profiling.measurement.profiling_input import (
+    RowFeed,
+    click_batches,
+    decoded_row_ms,
+    with_fewer_rows,
+)
+from heterps_core.profiling.measurement.timed_layers import layer_phases, step_phases, training_config
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
-from heterps_core.profiling.profiling_input import RowFeed, click_batches, decoded_row_ms, with_fewer_rows
-from heterps_core.profiling.timed_layers import layer_phases, step_phases, training_config
 from heterps_core.profiling.timing import Phase, Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.pipeline.stage_layers import general_layers

@@ -20,18 +20,19 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
-from heterps_core.profiling import layer_profiler, measuring_process
-from heterps_core.profiling.layer_profiler import trace_model
+from heterps_core.profiling import measuring_process
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
-from heterps_core.profiling.profile_cache import _profile_name, keep_profile, profile_model
-from heterps_core.profiling.profiling_input import (
+from heterps_core.profiling.measurement import layer_profiler
+from heterps_core.profiling.measurement.layer_profiler import trace_model
+from heterps_core.profiling.measurement.profiling_input import (
     NUM_BATCHES,
     RowFeed,
     _zipf_ids,
     click_batches,
     with_fewer_rows,
 )
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
+from heterps_core.profiling.profile_cache import _profile_name, keep_profile, profile_model
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from tests.heterps_core.data.synthetic_rows import all_rows
@@ -265,8 +266,8 @@ def test_a_table_larger_than_memory_is_measured_by_a_smaller_one(request_for_dat
     program = """
 import json, resource, sys
 from dataclasses import replace
-from heterps_core.profiling import layer_profiler
-from heterps_core.profiling.layer_profiler import measure, trace_model
+from heterps_core.profiling.measurement import layer_profiler
+from heterps_core.profiling.measurement.layer_profiler import measure, trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
 
 asked = ProfileRequest.from_json(json.loads(sys.stdin.read()))

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from heterps_core.errors import HeterpsError
-from heterps_core.profiling.boundary_measurement import measure_boundary
 from heterps_core.profiling.layer_profile import Link
+from heterps_core.profiling.measurement.boundary_measurement import measure_boundary
 from heterps_core.profiling.timing import Timing
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 

@@ -33,8 +33,8 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.models.slot_embedding import SlotEmbedding
-from heterps_core.profiling.layer_profiler import exchanged_bytes
-from heterps_core.profiling.link_measurement import TIMEOUT
+from heterps_core.profiling.measurement.layer_profiler import exchanged_bytes
+from heterps_core.profiling.measurement.link_measurement import TIMEOUT
 from heterps_core.profiling.measuring_process import RESULT_NAME
 from heterps_core.profiling.replica_path import PathSample, fitted_path
 from heterps_core.training.gradients.optimizers import get_dense_optimizer

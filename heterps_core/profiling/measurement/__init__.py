@@ -1,0 +1,1 @@
+"""Measures this machine: its layers, steps, links, boundaries and replicas, in processes of their own."""
