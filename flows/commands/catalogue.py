@@ -27,7 +27,6 @@ from infra.prices.price_catalogue import age_text
 from infra.providers.base import REGION
 from infra.workspace import Workspace
 
-_FLOPS_PER_TFLOP = 1e12
 _MBIT_PER_GBIT = 1e3
 
 COLUMNS = {
@@ -78,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _row(device_type: DeviceType, usd_per_hour: float | None) -> list[str | float | None]:
     gib = device_type.memory_bytes / BYTES_PER_GIB
-    tflops = device_type.peak_fp32_flops_per_s / _FLOPS_PER_TFLOP
+    tflops = device_type.peak_fp32_flops_per_s / 1e12
     return [
         device_type.name,
         usd_per_hour,
