@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,17 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def use_all_cores() -> None:
     """Let torch use all cores of this process, where nothing else computes meanwhile; see `core_use`."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Run torch on one thread and restore the number after."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def require_cuda() -> None:

@@ -1,8 +1,8 @@
 """The device types that plans place layers on, derived from the published figures in `published/`.
 
-A unit is a core of a processor, or a card with its host. Families of one processor whose units have the same clock,
-memory, network, disk bandwidth and local disk within `TOLERANCE` are one device type, with the least over all sizes;
-so are the families of a card. `hardware.toml` has the processors, the cards and the families that are left out.
+A unit is a core of a processor, or a card with its host. Families of one processor are one device type where clock,
+memory, network, disk bandwidth and local disk of their units agree within `TOLERANCE`; the type has the least over
+all sizes. The families of a card are one type. `hardware.toml` has the processors, cards and families left out.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def derived(hardware: Hardware) -> dict[str, DeviceType]:
 
 
 def _core_types(processor: _Processor, sizes: Mapping[str, Sequence[_Size]]) -> Iterator[DeviceType]:
-    """Yield a device type for each set of families whose cores agree, named by the family of the shortest name."""
+    """Yield a device type for each set of families with equal cores, named by the family of the shortest name."""
     cores = {
         family: _Core.least([_Core.of(size, processor) for size in sizes[family]])
         for family in sorted(processor.families, key=lambda name: (len(name), name))

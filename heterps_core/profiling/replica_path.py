@@ -58,7 +58,7 @@ class ReplicaPath(JsonDocument):
     """W."""
 
     table_seconds: float = 0.0
-    """G; 0 in documents of before, whose F has it."""
+    """G; 0 in older documents, where F includes it."""
 
     relative_error: float
     """Largest difference of the law from a measured step of tables, as a share of it; 1 without a measurement."""

@@ -88,7 +88,7 @@ class LayerCosts(JsonDocument):
 
     reading_seconds: Mapping[str, NotNegative] = field(default_factory=dict)
     """Device type -> reading the rows of `profile_batch_size` samples on a core that does not compute: a card's host.
-    By the trainer's step alone. Missing: 0, as on CPUs, whose `compute_seconds` have it."""
+    By the trainer's step alone. Missing: 0, as on CPUs: their `compute_seconds` include it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,6 @@ takes the caches: without, a micro-batch took a half to a quarter of the time (l
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from heterps_core.compute_device import one_torch_thread
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
@@ -76,23 +75,13 @@ def measure_boundary(rank: int, *, shares_memory: bool) -> BoundaryCost:
     layout = RankLayout(((0,), (1,)))
     neighbours = connect_neighbours(layout, rank=rank) if shares_memory else {}
     place = StagePlace(layout=layout, stage=rank, neighbours=neighbours)
-    with _one_thread():
+    with one_torch_thread():
         narrow_s, wide_s, computing_s = (_extra_seconds(place, each) for each in (_NARROW, _WIDE, _COMPUTING))
     for peer in (peer for neighbour in neighbours.values() for peer in neighbour.peers):
         peer.connection.close()
     byte_seconds = max((wide_s - narrow_s) / (_WIDE.num_bytes - _NARROW.num_bytes), 0.0)
     messages_s = max(computing_s - byte_seconds * _COMPUTING.num_bytes, 0.0)
     return BoundaryCost(microbatch_seconds=messages_s / NUM_MICROBATCHES, byte_seconds=byte_seconds)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _extra_seconds(place: StagePlace, halves: _Halves) -> float:

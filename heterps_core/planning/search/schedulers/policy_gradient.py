@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from heterps_core.compute_device import one_torch_thread
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.schedulers.base import ProposingScheduler
@@ -67,17 +68,6 @@ def seeded_torch(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Run torch on one thread and restore the number after."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
 
 
 def _warm_up_torch() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from heterps_core.compute_device import one_torch_thread
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.chain_tables import (
@@ -27,7 +28,6 @@ from heterps_core.planning.search.chain_tables import (
 from heterps_core.planning.search.learned.placement_policy import placement_logits
 from heterps_core.planning.search.plan_rater import Assignments, Ratings, log_cost_rewards
 from heterps_core.planning.search.schedulers.base import Proposals, ProposingScheduler
-from heterps_core.planning.search.schedulers.policy_gradient import one_torch_thread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
