@@ -65,6 +65,21 @@ def tagged_sessions(provider) -> dict[int, int]:
     return found
 
 
+def leaders_of_two_nodes(provider) -> set[int]:
+    """Return the processes that lead the sessions of two nodes, once both show their tags.
+
+    Linux shows no environment of a process while it begins a program, and `Popen` returns a moment before that ends.
+    """
+    found: set[int] = set()
+
+    def are_both_seen() -> bool:
+        found.update(pid for pid, leader in tagged_sessions(provider).items() if pid == leader)
+        return len(found) == 2
+
+    wait_until(are_both_seen)
+    return found
+
+
 def wait_until(condition, timeout_s=10.0):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -160,12 +175,12 @@ def owner(tmp_path, provider):
 
 
 def test_after_a_sigkill_of_the_owner_one_sweep_leaves_no_process(owner, provider, ledger):
-    assert len(tagged_pids(provider)) >= 2
+    leaders = leaders_of_two_nodes(provider)
     assert sweep(provider, now=datetime.now(UTC), ledger=ledger) == []
 
     os.killpg(owner.pid, signal.SIGKILL)
     owner.wait()
-    assert len(tagged_pids(provider)) >= 2  # the nodes outlive their owner
+    wait_until(lambda: leaders <= set(tagged_pids(provider)))  # the nodes outlive their owner
     swept = sweep(provider, now=datetime.now(UTC), ledger=ledger)
 
     assert [(m.run_id, m.node_id, m.reason) for m in swept] == [
@@ -189,6 +204,7 @@ def test_an_owner_that_is_asked_to_end_takes_its_nodes_along(owner, provider, le
 
 def test_processes_whose_lease_file_is_lost_are_found_by_their_tag(provider, ledger, tmp_path):
     launch(provider, ledger, bootstrap(tmp_path / "run"))
+    leaders_of_two_nodes(provider)
     for path in provider.state_directory.glob("*/*"):
         path.unlink()
 
@@ -278,12 +294,10 @@ def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
 
 def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_path):
     launch(provider, ledger, bootstrap(tmp_path / "run"))
-    # Not what a node starts for a moment.
-    leaders = {pid for pid, leader in tagged_sessions(provider).items() if pid == leader}
+    leaders = leaders_of_two_nodes(provider)
     other = LocalProvider(tmp_path / "other-leases")
 
     assert other.list_instances() == ()
     assert other.terminate("r1") == ()
-    assert len(leaders) == 2
-    assert leaders <= set(tagged_pids(provider))
+    wait_until(lambda: leaders <= set(tagged_pids(provider)))
     assert len(provider.list_instances()) == 2
