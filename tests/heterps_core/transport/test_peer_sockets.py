@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from heterps_core.transport import peer_sockets
+from heterps_core.transport import token_connections
 from heterps_core.transport.peer_sockets import PeerSockets
 from heterps_core.transport.rank_layout import LostWorkerError
 from tests.worker_processes import run_in_processes
@@ -86,7 +86,7 @@ def test_a_member_that_is_gone_or_silent_is_named(ends, observed):
 def connect_beside_a_stranger(rank: int, shown: bytes) -> bool:
     if rank == 0:
         # Before the others come, someone without a token is at the listener.
-        peer_sockets._TOKEN_LIMIT_S = 1.0
+        token_connections._TOKEN_LIMIT_S = 1.0
         create_server = socket.create_server
 
         def create_and_call(*arguments, **options):
@@ -97,7 +97,7 @@ def connect_beside_a_stranger(rank: int, shown: bytes) -> bool:
             return listener
 
         strangers = []
-        peer_sockets.socket.create_server = create_and_call
+        token_connections.socket.create_server = create_and_call
     answers = connect().exchange_sized([bytes([rank])] * NUM_MEMBERS)
     return [answer[0] for answer in answers] == [0, 1, 2]
 
