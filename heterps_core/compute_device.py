@@ -75,11 +75,10 @@ def card_text(device: torch.device) -> str:
 def clock_of(device: torch.device) -> Callable[[], float]:
     """Return a clock in seconds that first waits for all that a device was given to compute.
 
-    On the processor, with one thread of torch, it is this process's time on a core: other processes do not
-    lengthen it.
+    On the processor, with one thread of torch, it is this thread's time on a core: others do not lengthen it.
     """
     if device.type != "cuda":
-        return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
     def clock() -> float:
         torch.cuda.synchronize(device)

@@ -197,6 +197,7 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
         boundary_link=network,
         machine_speed=speed,
         sum_over_step=None,
+        crowding=measured.crowding if device_type.kind is DeviceKind.CPU else 1.0,
     )
 
 

@@ -78,6 +78,7 @@ class DeviceProfile(JsonDocument):
             measured_replica_path=self.profile.measured_replica_path or estimate.measured_replica_path,
             machine_speed=self.profile.machine_speed or estimate.machine_speed,
             sum_over_step=self.profile.sum_over_step,
+            crowding=self.profile.crowding,
             clock_over_processor=self.profile.clock_over_processor,
             measured_at=self.profile.measured_at,
         )

@@ -200,8 +200,13 @@ class LayerProfile(JsonDocument):
 
     memory_boundary: BoundaryCost = NO_COST
     """Between stages on one machine."""
+
     reading: RowReading = RowReading()
     """On a core of the measured machine; nothing where no data set was read."""
+
+    crowding: float = 1.0
+    """Processor time of a step while another worker trains on a further core, over that of one alone: they share
+    memory and the last cache. 1 where a card computes."""
 
     clock_over_processor: float = 1.0
     """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""
@@ -249,11 +254,12 @@ class LayerProfile(JsonDocument):
         return self.batch_size / batch_size
 
     def compute_seconds(self, layer: int, *, batch_size: int) -> float:
-        """Return OCT of a layer: forward, backward and update of B_o samples on one unit.
+        """Return OCT of a layer: forward, backward and update of B_o samples on one unit, beside other units.
 
         A dense update is done once a training batch, so B_o of its B samples bear B_o / B of it.
         """
-        return self.timings[layer].compute_ms(update_share=self.update_share(batch_size)) / MS_PER_S
+        compute_ms = self.timings[layer].compute_ms(update_share=self.update_share(batch_size))
+        return self.crowding * compute_ms / MS_PER_S
 
     def compute_parallel_fraction(self, *, batch_size: int, decoded_share: float | None = None) -> float:
         """Return alpha, the share of computation that shrinks with replicas.

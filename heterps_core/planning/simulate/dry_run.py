@@ -121,6 +121,7 @@ def dry_run_problem(
             f"{profile.model!r} with other sizes; profile it again"
         )
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
+    crowding = profile.crowding if sum(stage.num_replicas for stage in stages) > 1 else 1.0
     replicas = [each.num_replicas for each in stages for _ in range(each.first_layer, each.last_layer + 1)]
     reading_seconds = profile.reading.seconds(
         profile.batch_size,
@@ -136,7 +137,8 @@ def dry_run_problem(
             output_bytes_per_sample=layer.output_bytes_per_sample,
             compute_seconds=dict.fromkeys(
                 names,
-                _nominal_compute_seconds(
+                crowding
+                * _nominal_compute_seconds(
                     profile,
                     index,
                     num_replicas=replicas[index],

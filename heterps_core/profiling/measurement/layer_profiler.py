@@ -1,21 +1,25 @@
 """Measures a model on a core or the CUDA device: each layer's forward, backward and update, at two batch sizes.
 
-The times of layers alone are scaled to those of the trainer's step, where layers are fused. On one core all are in
-processor time, which other processes do not lengthen. Run as a program by `measuring_process`, on a folder with
-`request.json`.
+The times of layers alone are scaled to those of the trainer's step, where layers are fused and a thread reads the
+next batches. On one core all are in processor time, which other processes hardly lengthen; by how much a worker on
+another core does, by its use of memory and the last cache, is measured too. Run as a program by `measuring_process`,
+on a folder with `request.json`.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -37,32 +41,37 @@ from heterps_core.profiling.layer_profile import (
     RowReading,
 )
 from heterps_core.profiling.machine import software_versions, this_machine
-from heterps_core.profiling.measurement.link_measurement import measure_links, second_process
+from heterps_core.profiling.measurement.link_measurement import measure_links
 from heterps_core.profiling.measurement.machine_speed import measure_machine_speed
+from heterps_core.profiling.measurement.neighbour import Neighbour, neighbour_process
 from heterps_core.profiling.measurement.profiling_input import (
-    RowFeed,
     click_batches,
     decoded_row_ms,
     with_fewer_rows,
 )
-from heterps_core.profiling.measurement.timed_layers import layer_phases, step_phases, training_config
+from heterps_core.profiling.measurement.timed_layers import WorkerSteps, layer_phases, training_config
 from heterps_core.profiling.measuring_process import REQUEST_NAME, RESULT_NAME, ProfileRequest
-from heterps_core.profiling.timing import Phase, Timing, time_phases
+from heterps_core.profiling.timing import Timing, time_phases
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.pipeline.stage_layers import general_layers
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
-from heterps_core.units import BYTES_PER_FLOAT32
+from heterps_core.training.replica_batches import BATCHES_AHEAD
+from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 
 _MACHINE_SPEED_BUDGET_S = 0.2
 
-_FEED_BUDGET_S = 0.05
+_NUM_TURNS = 3
+"""Of a worker that trains alone and beside another one."""
 
 PROFILED_TABLE_BYTES = 512 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the
 size of the table. Five times the largest last cache of the CPU types that are sold (105 MB), so that rows miss the
 caches as those of larger tables do. The same look-ups over 2 GB took 8 % longer than over 0.5 GB (more misses of
 page translations), over 0.2 GB 4 % less (2 shared AMD cores, 32 MiB last cache, 2026-11-26)."""
+
+_NEIGHBOUR_TABLE_BYTES = 64 * 1024**2
+"""Most bytes of tables of the worker beside: more than the last cache, and little memory."""
 
 _LEAST_PROFILED_ROWS = 1_024
 """Least rows of each column: a model whose own tables are larger than the bound is measured with these."""
@@ -90,12 +99,17 @@ def measure(requests: Sequence[ProfileRequest]) -> list[LayerProfile]:
         device = torch.device("cuda", 0)
     torch.set_num_threads(first.num_threads)
     torch.manual_seed(first.seed)
-    with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder, second_process(Path(folder)) as store:
-        graph = trace_model(first)
-        features = _bounded_features(first)
-        model = _trained_model(first, features, device)
-        links = measure_links(store, rank=0)
-    speed = measure_machine_speed(budget_s=_MACHINE_SPEED_BUDGET_S, device=device, precision=first.precision)
+    with tempfile.TemporaryDirectory(prefix="heterps-link-") as folder:
+        store = Path(folder) / "store"
+        with neighbour_process(partial(_second_worker, first, store)) as neighbour:
+            graph = trace_model(first)
+            features = _bounded_features(first, PROFILED_TABLE_BYTES)
+            model = _trained_model(first, features, device)
+            links = measure_links(store, rank=0)
+            speed = measure_machine_speed(
+                budget_s=_MACHINE_SPEED_BUDGET_S, device=device, precision=first.precision
+            )
+            times = [_times(request, graph, model, features, neighbour) for request in requests]
     hardware, hardware_fingerprint, software = _described(device)
     return [
         LayerProfile(
@@ -114,12 +128,19 @@ def measure(requests: Sequence[ProfileRequest]) -> list[LayerProfile]:
             machine_speed=speed,
             measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
             general_layers=general_layers(build_chain(request.model, features, seed=request.seed)),
-            **_times(
-                request, graph, model, features, f"measured on {hardware}, threads: {request.num_threads}"
-            ),
+            **measured,
         )
-        for request in requests
+        for request, measured in zip(requests, times, strict=True)
     ]
+
+
+def _second_worker(request: ProfileRequest, store: Path) -> Callable[[], object]:
+    """Measure links with the first process; return a function that takes a step of the model, on a core."""
+    measure_links(store, rank=1)
+    request = replace(request, device="cpu")
+    features = _bounded_features(request, _NEIGHBOUR_TABLE_BYTES)
+    model = _trained_model(request, features, CPU)
+    return WorkerSteps(request, model, features, click_batches(request, features)).take
 
 
 def _described(device: torch.device) -> tuple[str, str, Mapping[str, str]]:
@@ -133,41 +154,81 @@ def _described(device: torch.device) -> tuple[str, str, Mapping[str, str]]:
 
 
 def _times(
-    request: ProfileRequest, graph: ModelGraph, model: StageModel, features: FeatureSpec, source: str
+    request: ProfileRequest,
+    graph: ModelGraph,
+    model: StageModel,
+    features: FeatureSpec,
+    neighbour: Neighbour,
 ) -> dict[str, Any]:
     """Return the fields of a `LayerProfile` that differ between batch sizes."""
     whole_batches = [batch.to(model.device) for batch in click_batches(request, features)]
     half_size = request.batch_size // 2
-    batches = {"whole": whole_batches, "half": [batch.rows(0, half_size) for batch in whole_batches]}
+    batches = {"half": [batch.rows(0, half_size) for batch in whole_batches], "whole": whole_batches}
+    is_on_one_core = model.device == CPU and request.num_threads == 1
     times: dict[str, Timing] = {}
-    feed_ms: dict[str, float] = {}
+    steps: dict[str, _StepTimes] = {}
+    # The last size decides: with the first one another process may compile the kernels of rows.
     for size, parts in batches.items():
-        # The last size decides: with the first one another process may compile the kernels of rows.
         started_s, used_s = time.perf_counter(), time.process_time()
-        layers, steps = layer_phases(request, model, parts, size), step_phases(request, model, parts, size)
-        # Steps follow each other, as in training: other phases in between would take the caches.
-        for phases in (layers, steps):
-            times |= time_phases(phases, budget_s=request.budget_s / 4, clock=clock_of(model.device))
-        if request.dataset is not None:
-            feed = RowFeed(request, len(parts[0].labels))
-            read = time_phases([Phase("read", feed.read)], budget_s=_FEED_BUDGET_S, clock=clock_of(CPU))
-            feed_ms[size] = read["read"].median_ms / feed.num_at_once
-    clock_s, processor_s = time.perf_counter() - started_s, time.process_time() - used_s
-    timings: dict[str, list[LayerTiming]] = {}
+        layers, clock = layer_phases(request, model, parts, size), clock_of(model.device)
+        times |= time_phases(layers, budget_s=request.budget_s / 4, clock=clock)
+        clock_s, processor_s = time.perf_counter() - started_s, time.process_time() - used_s
+        worker = WorkerSteps(request, model, features, parts)
+        is_beside = size == "whole" and is_on_one_core
+        steps[size] = _step_times(worker, clock, request.budget_s / 4, neighbour if is_beside else None)
+        worker.close()
+    timings: dict[str, tuple[LayerTiming, ...]] = {}
     sums: dict[str, float] = {}
+    hardware, _, _ = _described(model.device)
+    source = f"measured on {hardware}, threads: {request.num_threads}"
     for size, parts in batches.items():
         alone = _layer_timings(graph, model, parts, times, size, source)
-        step_ms = times[f"{size}/passes"].median_ms + times[f"{size}/updates"].median_ms
-        sums[size] = sum(timing.compute_ms(update_share=1.0) for timing in alone) / step_ms
-        timings[size] = [timing.scaled(1 / sums[size]) for timing in alone]
-    is_on_one_core = model.device == CPU and request.num_threads == 1
+        sums[size] = sum(timing.compute_ms(update_share=1.0) for timing in alone) / steps[size].step_ms
+        timings[size] = tuple(timing.scaled(1 / sums[size]) for timing in alone)
     return {
-        "reading": _row_reading(request, feed_ms),
-        "timings": tuple(timings["whole"]),
-        "half_batch_timings": tuple(timings["half"]),
+        "reading": _row_reading(request, {size: step.feed_ms for size, step in steps.items()}),
+        "timings": timings["whole"],
+        "half_batch_timings": timings["half"],
         "sum_over_step": sums["whole"],
+        "crowding": max(steps["whole"].crowding, 1.0),
         "clock_over_processor": clock_s / processor_s if is_on_one_core else 1.0,
     }
+
+
+class _StepTimes(NamedTuple):
+    step_ms: float
+    """Of the thread that computes."""
+
+    feed_ms: float
+    """Of the thread that reads, for a batch."""
+
+    crowding: float
+
+
+def _step_times(
+    worker: WorkerSteps, clock: Callable[[], float], budget_s: float, neighbour: Neighbour | None
+) -> _StepTimes:
+    """Time steps of a worker alone and, with a neighbour, in turns beside it."""
+
+    def step_ms() -> float:
+        timings = time_phases(worker.phases("step"), budget_s=budget_s / _NUM_TURNS, clock=clock)
+        return sum(timing.median_ms for timing in timings.values())
+
+    for _ in range(1 + BATCHES_AHEAD):
+        worker.take()
+    num_before, read_before_s = worker.read_so_far()
+    alone_ms, beside_ms = [], []
+    for _ in range(_NUM_TURNS):
+        alone_ms.append(step_ms())
+        if neighbour is not None:
+            with neighbour.working():
+                beside_ms.append(step_ms())
+    num_read, read_s = worker.read_so_far()
+    return _StepTimes(
+        step_ms=statistics.median(alone_ms),
+        feed_ms=MS_PER_S * (read_s - read_before_s) / max(num_read - num_before, 1),
+        crowding=statistics.median(beside_ms) / statistics.median(alone_ms) if beside_ms else 1.0,
+    )
 
 
 def _row_reading(request: ProfileRequest, feed_ms: Mapping[str, float]) -> RowReading:
@@ -227,8 +288,8 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
     )
 
 
-def _bounded_features(request: ProfileRequest) -> FeatureSpec:
-    """Return the features with tables of at most `PROFILED_TABLE_BYTES` in the model; the longest are cut first."""
+def _bounded_features(request: ProfileRequest, most_bytes: int) -> FeatureSpec:
+    """Return the features with tables of at most so many bytes in the model; the longest are cut first."""
     row_optimizer = get_row_optimizer(request.embedding_optimizer)
     features, most_rows = request.features, max(request.features.slot_rows)
     while True:
@@ -238,7 +299,7 @@ def _bounded_features(request: ProfileRequest) -> FeatureSpec:
             for layer in build_chain(request.model, features, seed=request.seed)
             if isinstance(layer, SlotEmbedding)
         )
-        if num_bytes <= PROFILED_TABLE_BYTES or most_rows <= _LEAST_PROFILED_ROWS:
+        if num_bytes <= most_bytes or most_rows <= _LEAST_PROFILED_ROWS:
             return features
         most_rows = most_rows * 3 // 4
         features = with_fewer_rows(features, most_rows)
@@ -248,9 +309,8 @@ def _trained_model(request: ProfileRequest, features: FeatureSpec, device: torch
     """Return the model as a single worker trains it, and prepare this process as its own."""
     num_layers = len(build_chain(request.model, features, seed=request.seed))
     whole = Stage(0, num_layers - 1, LOCAL_DEVICE_TYPE, 1)
-    return build_stage_model(
-        request.model, features, training_config(request), [whole], StagePlace(device=device)
-    )
+    config = training_config(request, num_rows=request.batch_size)
+    return build_stage_model(request.model, features, config, [whole], StagePlace(device=device))
 
 
 if __name__ == "__main__":

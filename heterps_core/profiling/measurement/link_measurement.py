@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,28 +24,6 @@ SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
 SMALL_REPEATS, LARGE_REPEATS = 60, 30
 
 TIMEOUT = timedelta(seconds=60)
-
-_SECOND_PROCESS_EXIT_S = 10.0
-
-
-@contextmanager
-def second_process(folder: Path) -> Iterator[Path]:
-    """Fork the second process and end it whatever happens; yields the store file to meet it with.
-
-    A fork has loaded torch. No thread must run yet.
-    """
-    store_file = folder / "store"
-    process = multiprocessing.get_context("fork").Process(
-        target=measure_links, args=(store_file,), kwargs={"rank": 1}
-    )
-    process.start()
-    try:
-        yield store_file
-        # What was measured holds, however the other process ends.
-        process.join(_SECOND_PROCESS_EXIT_S)
-    finally:
-        process.kill()
-        process.join()
 
 
 def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:

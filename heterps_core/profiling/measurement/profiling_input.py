@@ -6,6 +6,7 @@ Shapes: B = rows of a batch, S = slots.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,7 +19,11 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import BUCKET_ROWS, MIN_SLOT_ROWS, MISSING_ROW, NO_ID, FeatureSpec
 from heterps_core.data.hashing import keys_of_hashes, mix
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.training.replica_batches import batches_at_once
+from heterps_core.training.checkpoint import TrainingCursor
+from heterps_core.training.job import TrainingConfig
+from heterps_core.training.pipeline.stage_model import StageModel
+from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.replica_batches import ReplicaBatches
 from heterps_core.units import MS_PER_S
 
 NUM_BATCHES = 8
@@ -52,9 +57,7 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
         dataset = _opened(request.dataset)
         # Wraps around where the data set has fewer rows.
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
-        batch = dataset.batch(rows)
-        if features.slot_rows != request.features.slot_rows and features.dynamic_ids is None:
-            batch = replace(batch, ids=_wrapped(batch.ids, features))
+        batch = _in_tables(dataset.batch(rows), dataset, features)
     firsts = range(0, num_rows, request.batch_size)
     return [batch.rows(first, first + request.batch_size) for first in firsts]
 
@@ -77,43 +80,50 @@ def decoded_row_ms(folder: str) -> float:
     return MS_PER_S * (time.thread_time() - started_s) / num_rows
 
 
-class RowFeed:
-    """Reads batches of rows in memory in the order of training, as the feed of a single worker does.
+class HeldBatches(ReplicaBatches):
+    """Batches of rows in memory, in the order of training: to decode others is measured alone.
 
     Args:
         request: Has a data set.
-        batch_size: Rows of a batch; a data set of fewer rows gives them more than once.
-
-    Attributes:
-        num_at_once: Batches that are read together.
+        features: Those of the request, with tables of perhaps fewer rows, over which row indices wrap around.
+        config: Has the rows of a batch; a data set of fewer rows gives them more than once.
+        model: The whole model.
+        runner: Runs it.
     """
 
-    def __init__(self, request: ProfileRequest, batch_size: int) -> None:
+    def __init__(
+        self,
+        request: ProfileRequest,
+        features: FeatureSpec,
+        config: TrainingConfig,
+        model: StageModel,
+        runner: StageRunner,
+    ) -> None:
         assert request.dataset is not None
-        self._seed, self._batch_size = request.seed, batch_size
         dataset = _opened(request.dataset)
-        self._size = min(batch_size, dataset.num_train_rows)
-        # Of as many rows as stay in memory: to decode others is measured alone.
-        held_share = 1 - dataset.decoded_share(dataset.num_train_rows, batch_size=self._size)
-        self._dataset = dataset.until(max(int(held_share * dataset.num_train_rows), self._size))
-        self._num_batches = self._dataset.num_batches(self._size)
-        self.num_at_once = min(batches_at_once(batch_size), self._num_batches)
-        self._num_read = 0
+        size = min(config.batch_size, dataset.num_train_rows)
+        held_share = 1 - dataset.decoded_share(dataset.num_train_rows, batch_size=size)
+        dataset = dataset.until(max(int(held_share * dataset.num_train_rows), size))
+        super().__init__(dataset, config, model, runner)
+        self._features = features
+        self._num_batches = dataset.num_batches(config.batch_size)
 
-    def read(self) -> ClickBatch:
-        """Read the rows of as many batches as training reads at once; the next epoch follows the last."""
-        epoch, first = divmod(self._num_read, self._num_batches)
-        indices = np.arange(first, min(first + self.num_at_once, self._num_batches))
-        self._num_read += len(indices)
-        positions = np.resize(np.arange(self._size), self._batch_size)
-        rows = self._dataset.batch_rows(
-            epoch,
-            np.repeat(indices, self._batch_size),
-            batch_size=self._size,
-            seed=self._seed,
-            positions=np.tile(positions, len(indices)),
-        )
-        return self._dataset.batch(rows)
+    def cursors(self) -> Iterator[TrainingCursor]:
+        """Yield the batches of epoch after epoch, without an end."""
+        cursor = TrainingCursor()
+        while True:
+            yield cursor
+            cursor = cursor.after_batch(self._num_batches)
+
+    def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
+        return _in_tables(super()._read(rows), self._dataset, self._features)
+
+
+def _in_tables(batch: ClickBatch, dataset: PreparedDataset, features: FeatureSpec) -> ClickBatch:
+    """Return a batch of a data set whose row indices fit tables of perhaps fewer rows."""
+    if features.slot_rows == dataset.features.slot_rows or features.dynamic_ids is not None:
+        return batch
+    return replace(batch, ids=_wrapped(batch.ids, features))
 
 
 def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:

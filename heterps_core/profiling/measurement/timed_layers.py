@@ -6,7 +6,9 @@ embedding does in autograd.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from itertools import cycle
 
@@ -14,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.profiling.measurement.profiling_input import HeldBatches
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.timing import Phase
+from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.gradients.finite_gradients import check_losses, check_parameters
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import TrainingConfig
@@ -24,6 +29,7 @@ from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
+from heterps_core.training.replica_batches import BatchFeed
 
 LEARNING_RATE = 1e-6
 """Synthetic gradients must not drive the parameters anywhere; the time of an update does not depend on it."""
@@ -106,10 +112,10 @@ def _layer_update(
     return update
 
 
-def training_config(request: ProfileRequest) -> TrainingConfig:
-    """Return the numbers of a training whose whole batch is the profiling batch."""
+def training_config(request: ProfileRequest, *, num_rows: int) -> TrainingConfig:
+    """Return the numbers of a training in batches of so many rows, each a single micro-batch."""
     return TrainingConfig(
-        batch_size=request.batch_size,
+        batch_size=num_rows,
         num_microbatches=1,
         num_epochs=1,
         seed=request.seed,
@@ -119,23 +125,65 @@ def training_config(request: ProfileRequest) -> TrainingConfig:
     )
 
 
-def step_phases(
-    request: ProfileRequest, model: StageModel, batches: Sequence[ClickBatch], size: str
-) -> list[Phase]:
-    """Return a step of a worker that trains alone on batches in turns: the passes, and the updates."""
-    config = training_config(request)
-    runner = StageRunner(model, config, StagePlace(device=model.device))
-    in_turn = cycle(batches)
-    losses: list[float] = []
+class WorkerSteps:
+    """Steps of a worker that trains alone; with a data set a thread reads batches meanwhile, as in training.
 
-    def run_passes() -> None:
-        batch = next(in_turn)
-        (losses[:],) = runner.train_step([MicroBatch(len(batch.labels), batch)])
+    Args:
+        request: Has the data set, if any.
+        model: The whole model.
+        features: Of its tables.
+        batches: Trained in turns where there is no data set; of as many rows each as a step takes.
+    """
 
-    def update() -> None:
-        check_losses(losses, step=1, config=config)
-        model.update_dense(LEARNING_RATE)
-        check_parameters(model.layers, step=1, config=config)
-        model.update_rows(LEARNING_RATE)
+    def __init__(
+        self,
+        request: ProfileRequest,
+        model: StageModel,
+        features: FeatureSpec,
+        batches: Sequence[ClickBatch],
+    ) -> None:
+        self._model, self._config = model, training_config(request, num_rows=len(batches[0].labels))
+        self._runner = StageRunner(model, self._config, StagePlace(device=model.device))
+        self._losses: list[float] = []
+        self._feed_clock: int | None = None
+        self._num_read = 0
+        self._batches = ([MicroBatch(len(batch.labels), batch.to(model.device))] for batch in cycle(batches))
+        if request.dataset is not None:
+            held = HeldBatches(request, features, self._config, model, self._runner)
+            self._batches = self._fed(held)
 
-    return [Phase(f"{size}/passes", run_passes), Phase(f"{size}/updates", update)]
+    def phases(self, prefix: str) -> list[Phase]:
+        """Return what a step runs: the passes, and the updates."""
+        return [Phase(f"{prefix}/passes", self._run_passes), Phase(f"{prefix}/updates", self._update)]
+
+    def take(self) -> None:
+        """Take a step."""
+        self._run_passes()
+        self._update()
+
+    def read_so_far(self) -> tuple[int, float]:
+        """Return how many batches the thread has read, and its seconds on a core; none without a data set."""
+        return self._num_read, 0.0 if self._feed_clock is None else time.clock_gettime(self._feed_clock)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._batches.close()
+
+    def _run_passes(self) -> None:
+        (self._losses,) = self._runner.train_step(next(self._batches))
+
+    def _update(self) -> None:
+        check_losses(self._losses, step=1, config=self._config)
+        self._model.update_dense(LEARNING_RATE)
+        check_parameters(self._model.layers, step=1, config=self._config)
+        self._model.update_rows(LEARNING_RATE)
+
+    def _fed(self, held: HeldBatches) -> Generator[list[MicroBatch], None, None]:
+        def read(cursor: TrainingCursor) -> list[MicroBatch]:
+            if self._feed_clock is None:
+                self._feed_clock = time.pthread_getcpuclockid(threading.get_ident())
+            self._num_read += 1
+            return held.training_batch(cursor)
+
+        for _, microbatches in BatchFeed(read, held.cursors()):
+            yield microbatches

@@ -20,21 +20,25 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling import measuring_process
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measurement import layer_profiler
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measurement.profiling_input import (
     NUM_BATCHES,
-    RowFeed,
+    HeldBatches,
     _zipf_ids,
     click_batches,
     with_fewer_rows,
 )
+from heterps_core.profiling.measurement.timed_layers import training_config
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import _profile_name, keep_profile, profile_model
 from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
+from heterps_core.training.pipeline.stage_model import build_stage_model
+from heterps_core.training.pipeline.stage_runner import StageRunner
 from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.profiling.builders import keep_replica_path
 
@@ -117,6 +121,10 @@ def test_the_layers_together_are_compared_with_a_whole_step(monkeypatch):
     assert profile.sum_over_step == pytest.approx((8 * 2 + 5) / 2)
     for timings in (profile.timings, profile.half_batch_timings):
         assert sum(timing.compute_ms(update_share=1.0) for timing in timings) == pytest.approx(2.0)
+
+
+def test_a_step_beside_another_worker_is_compared_with_one_alone(measured):
+    assert 1 <= measured.crowding < 10
 
 
 def test_reading_rows_of_a_data_set_is_measured_in_memory_and_not(measured):
@@ -222,21 +230,20 @@ def test_batches_of_a_data_set_are_its_rows_from_the_first(request_for_dataset, 
     np.testing.assert_array_equal(batches[3].ids[-1], all_rows(reopened).ids[4 * BATCH_SIZE - 240 - 1])
 
 
-def test_rows_are_read_in_the_order_of_training_in_blocks(request_for_dataset, dataset):
-    feed = RowFeed(request_for_dataset, BATCH_SIZE)
-
-    read = torch.cat([feed.read().ids for _ in range(2)])
+def test_rows_are_read_in_the_order_of_training_epoch_after_epoch(request_for_dataset, dataset):
+    config = training_config(request_for_dataset, num_rows=BATCH_SIZE)
+    model = build_stage_model("ctrdnn", dataset.features, config, [Stage(0, 7, "local-cpu", 1)])
+    held = HeldBatches(request_for_dataset, dataset.features, config, model, StageRunner(model, config))
 
     num_batches = dataset.num_batches(BATCH_SIZE)
+    cursors = itertools.islice(held.cursors(), 2 * num_batches)
+    read = torch.cat([each.batch.ids for cursor in cursors for each in held.training_batch(cursor)])
+
     wanted = [
-        dataset.batch(
-            dataset.batch_rows(epoch, index, batch_size=BATCH_SIZE, seed=request_for_dataset.seed)
-        ).ids
+        dataset.batch(dataset.batch_rows(epoch, index, batch_size=BATCH_SIZE, seed=config.seed)).ids
         for epoch in range(2)
         for index in range(num_batches)
     ]
-    # A block has all batches of this small epoch.
-    assert feed.num_at_once == num_batches
     assert torch.equal(read, torch.cat(wanted))
 
 
@@ -268,6 +275,7 @@ import json, resource, sys
 from dataclasses import replace
 from heterps_core.profiling.measurement import layer_profiler
 from heterps_core.profiling.measurement.layer_profiler import measure, trace_model
+from heterps_core.profiling.measurement.timed_layers import training_config
 from heterps_core.profiling.measuring_process import ProfileRequest
 
 asked = ProfileRequest.from_json(json.loads(sys.stdin.read()))
