@@ -73,8 +73,9 @@ def _trainers_seconds(
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
     shrunk = 1 - beta + beta * samples / pace
     carried = elsewhere * work.exchanging * shrunk
-    messages = 3 if work.num_sharded else 0
-    meeting = messages * (unit.exchange_seconds + unit.exchange_seconds_per_peer * (pace - 1))
+    has_rows, requests = work.num_sharded > 0, problem.batch_size / 4096
+    meeting = has_rows * unit.exchange_seconds * (2 + requests / pace)
+    meeting = meeting + has_rows * unit.exchange_seconds_per_peer * (2 * (pace - 1) + requests)
     meeting = meeting + work.num_sharded * unit.exchange_seconds_per_table
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)

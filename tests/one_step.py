@@ -9,7 +9,7 @@ import torch
 from heterps_core.data.batch import ClickBatch
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
-from heterps_core.training.replica_batches import cut_batch
+from heterps_core.training.replica_batches import cut_batch, request_rows
 
 
 def train_one_step(
@@ -37,4 +37,5 @@ def announced_microbatches(
     slices = runner.row_slices(batch.num_rows, num_microbatches)
     rows = torch.cat([torch.arange(mine.first, mine.stop) for _, mine in slices])
     own = ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
-    return cut_batch(own, slices, model)
+    (announced,) = request_rows(own, model)
+    return cut_batch(own, slices, announced)

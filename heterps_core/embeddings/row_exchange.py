@@ -1,6 +1,6 @@
-"""Rows that the replicas of a stage request from one another, once a batch for all its micro-batches and tables.
+"""Rows that the replicas of a stage request from one another: a message of rows for each batch, of requests for some.
 
-Shapes: as in `sharded_table`; T tables, P replicas, N rows that replicas request of this shard.
+Shapes: as in `sharded_table`; L look-ups, P replicas, N rows that replicas request of this shard.
 """
 
 from __future__ import annotations
@@ -128,16 +128,16 @@ def share_messages(announced: Sequence[tuple[ShardedTable, LookupRows]]) -> None
 def trade_requests(
     requests: Sequence[tuple[Indices, Indices]], *, peers: PeerSockets
 ) -> list[tuple[Tensor, Counts, Counts]]:
-    """Send replicas the rows that this one requests, in one message for all tables.
+    """Send replicas the rows that this one requests, in one message for all look-ups.
 
     Args:
-        requests: For each table the requested rows [U], in the order of their owners, and their number by owner [P].
+        requests: For each look-up the requested rows [U], in the order of owners, and their number by owner [P].
 
     Returns:
-        For each table the rows [N] that replicas request of this shard, and the numbers of both, by replica.
+        For each look-up the rows [N] that replicas request of this shard, and the numbers of both, by replica.
     """
-    num_tables = len(requests)
-    counts_PT = np.stack([counts_P for _, counts_P in requests], axis=1)
+    num_lookups = len(requests)
+    counts_PL = np.stack([counts_P for _, counts_P in requests], axis=1)
     contents = [rows_U.view(np.uint8).data for rows_U, _ in requests]
     ends = [accumulate(_ROW_INDEX_BYTES * counts_P, initial=0) for _, counts_P in requests]
     pieces = [
@@ -145,16 +145,16 @@ def trade_requests(
         for content, own in zip(contents, ends, strict=True)
     ]
     messages = [
-        b"".join([counts_T.tobytes(), *of_peer])
-        for counts_T, *of_peer in zip(counts_PT, *pieces, strict=True)
+        b"".join([counts_L.tobytes(), *of_peer])
+        for counts_L, *of_peer in zip(counts_PL, *pieces, strict=True)
     ]
     arrived = [np.frombuffer(message, np.int64) for message in peers.exchange_sized(messages)]
-    received = [message[:num_tables].tolist() for message in arrived]
-    firsts, found = [num_tables] * len(arrived), []
-    for table in range(num_tables):
-        counts = [of_peer[table] for of_peer in received]
+    received = [message[:num_lookups].tolist() for message in arrived]
+    firsts, found = [num_lookups] * len(arrived), []
+    for lookup in range(num_lookups):
+        counts = [of_peer[lookup] for of_peer in received]
         stops = [first + count for first, count in zip(firsts, counts, strict=True)]
         own = [message[first:stop] for message, first, stop in zip(arrived, firsts, stops, strict=True)]
-        found.append((torch.from_numpy(np.concatenate(own)), counts_PT[:, table].tolist(), counts))
+        found.append((torch.from_numpy(np.concatenate(own)), counts_PL[:, lookup].tolist(), counts))
         firsts = stops
     return found

@@ -112,7 +112,8 @@ class ShardedTable:
 
     def exchange_row_numbers(self, rows_BS: Tensor) -> LookupRows:
         """Request the rows of this table alone, as the function of that name does."""
-        return exchange_row_numbers([(self, rows_BS)])[0]
+        (((_, announced),),) = exchange_row_numbers([[(self, rows_BS)]])
+        return announced
 
     def expect(self, announced: LookupRows) -> None:
         """Let the next look-up read announced rows."""
@@ -389,35 +390,42 @@ def _send_gradients(of_batch: Sequence[tuple[ShardedTable, RowExchange]]) -> Non
         exchange.gradients, exchange.rows_UD = [], None
 
 
-def exchange_row_numbers(lookups: Sequence[tuple[ShardedTable, Tensor]]) -> list[LookupRows]:
-    """Request the rows that a batch looks up in tables from their owners, who find those of dynamic ids.
+def exchange_row_numbers(
+    batches: Sequence[Sequence[tuple[ShardedTable, Tensor]]],
+) -> list[list[tuple[ShardedTable, LookupRows]]]:
+    """Request the rows that batches look up in tables from their owners, who find those of dynamic ids.
 
-    It may run ahead of the look-ups, also on a thread of its own: it reads nothing but row indices. Hand a part of
-    each result to `ShardedTable.expect` right before the look-up of the part.
+    One message carries the requests of all batches. It may run ahead of the look-ups, also on a thread of its own: it
+    reads nothing but row indices. Hand a part of each result to `ShardedTable.expect` right before the look-up of the
+    part.
 
     Args:
-        lookups: Tables that the same replicas share, each with row indices [B, S] or dynamic ids of a batch.
+        batches: For each batch the tables that it looks up, which the same replicas share, with its row indices
+            [B, S] or dynamic ids.
 
     Raises:
         IndexError: A row is not in its table.
     """
-    tables = [table for table, _ in lookups]
-    peers = tables[0].peers if tables else None
+    lookups = [lookup for batch in batches for lookup in batch]
+    peers = lookups[0][0].peers if lookups else None
     if peers is None:
         announced = [table._announced_alone(rows_BS) for table, rows_BS in lookups]
     else:
         distinct = [table._distinct(rows_BS) for table, rows_BS in lookups]
         requests = [
             (rows_U, table._counts_by_owner(rows_U))
-            for table, (rows_U, _) in zip(tables, distinct, strict=True)
+            for (table, _), (rows_U, _) in zip(lookups, distinct, strict=True)
         ]
         traded = trade_requests(requests, peers=peers.requests)
         announced = [
             LookupRows(to_device(torch.from_numpy(inverse_BS), table.device), table._exchange(*own))
-            for table, (_, inverse_BS), own in zip(tables, distinct, traded, strict=True)
+            for (table, _), (_, inverse_BS), own in zip(lookups, distinct, traded, strict=True)
         ]
-    share_messages(list(zip(tables, announced, strict=True)))
-    return announced
+    remaining = iter(announced)
+    by_batch = [[(table, next(remaining)) for table, _ in batch] for batch in batches]
+    for of_batch in by_batch:
+        share_messages(of_batch)
+    return by_batch
 
 
 def copy_rows(weight_RD: Tensor, rows_BS: Tensor, out_BX: Tensor, bags: Bags | None = None) -> None:

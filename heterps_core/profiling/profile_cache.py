@@ -146,7 +146,7 @@ def replica_path_name(hardware_fingerprint: str, software: Mapping[str, str]) ->
     """Return the name of the file of a machine's replica path."""
     values = {"hardware_fingerprint": hardware_fingerprint, "software": dict(software)}
     text = json.dumps(values, sort_keys=True)
-    return f"replica-law-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    return f"row-exchange-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
 
 def _local_replica_path(

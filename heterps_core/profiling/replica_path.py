@@ -1,11 +1,14 @@
 """What the exchange of rows among replicas costs the processor of each, as a law of four terms. No torch here.
 
-With k replicas a step of t tables takes a replica, beside the work of a single process on as many samples,
+With k replicas a step of B samples and t tables takes a replica, beside the work of a single process on as many
+samples as each replica has,
 
-    n (F + P (k - 1)) + G t + W b
+    F (2 + c / k) + P (2 (k - 1) + c) + G t + W b,   c = B / 4,096
 
-seconds of all its threads: n messages, and b bytes of indices, rows and gradients of the distinct rows that it looks
-up, its own among them (`planning/cost_model/step_model.py`).
+seconds of all its threads. A message takes F, and P for each of the k - 1 others. A step has one for rows and one for
+gradients, and requests of rows take one for each 4,096 samples of a replica (`ROWS_AT_ONCE`); a replica with more
+samples in a step has only one. b are the bytes of indices, rows and gradients of the distinct rows that a replica
+looks up, its own among them (`planning/cost_model/step_model.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ from typing import NamedTuple
 import numpy as np
 
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.training.job import ROWS_AT_ONCE
 
-MESSAGES_OF_STEP = 3
-"""n, whatever the number of tables: requests, rows, gradients (`embeddings/row_exchange.py`)."""
+MESSAGES_OF_STEP = 2
+"""Rows and gradients, whatever the number of tables (`embeddings/row_exchange.py`)."""
 
 MOST_RELATIVE_ERROR = 0.2
 """Largest error of a law that counts for long: 0.02 to 0.12 in 12 measurements at a load of 20 to 30 on 2 cores."""
@@ -28,7 +32,12 @@ MOST_RELATIVE_ERROR = 0.2
 class PathSample(NamedTuple):
     """The mean step of the replicas of some tables."""
 
+    batch_size: int
+    """B."""
+
     num_replicas: int
+    """k."""
+
     num_tables: int
     """t."""
 
@@ -85,7 +94,9 @@ def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPa
 
     Example:
         >>> samples = [
-        ...     PathSample(k, t, b, 0.001, 0.001 + 3 * (2e-4 + 5e-5 * (k - 1)) + 4e-4 * t + 1e-9 * b)
+        ...     PathSample(
+        ...         4096, k, t, b, 0.001, 0.001 + 2e-4 * (2 + 1 / k) + 5e-5 * (2 * k - 1) + 4e-4 * t + 1e-9 * b
+        ...     )
         ...     for k, t, b in ((2, 1, 8e5), (4, 2, 1e5), (8, 1, 2e5), (8, 2, 2e5))
         ... ]
         >>> path = fitted_path(samples, measured_at="")
@@ -95,9 +106,10 @@ def fitted_path(samples: Sequence[PathSample], *, measured_at: str) -> ReplicaPa
     # Here, as it loads for a fifth of a second.
     from scipy.optimize import nnls
 
-    replicas, tables, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
-    messages = np.full(replicas.size, float(MESSAGES_OF_STEP))
-    terms = np.stack([messages, messages * (replicas - 1), tables, num_bytes], axis=1) / seconds[:, None]
+    rows, replicas, tables, num_bytes, alone, seconds = np.array(samples, dtype=np.float64).T
+    requests = rows / ROWS_AT_ONCE
+    messages, to_peers = MESSAGES_OF_STEP + requests / replicas, MESSAGES_OF_STEP * (replicas - 1) + requests
+    terms = np.stack([messages, to_peers, tables, num_bytes], axis=1) / seconds[:, None]
     wanted = (seconds - alone) / seconds
     found, _ = nnls(terms, wanted)
     return ReplicaPath(

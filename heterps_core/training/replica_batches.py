@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, islice, pairwise
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,13 @@ from torch import Tensor
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
+from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
-from heterps_core.embeddings.sharded_table import exchange_row_numbers
+from heterps_core.embeddings.sharded_table import ShardedTable, exchange_row_numbers
 from heterps_core.models.row_dropout import RowDropout, keys_of_rows
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import TrainingConfig, batches_at_once
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.swept_batches import SweptBatches
@@ -30,21 +31,11 @@ from heterps_core.training.swept_batches import SweptBatches
 BATCHES_AHEAD = 2
 """One that waits and one that is read: a slow read is made up for while the next step runs."""
 
-_ROWS_AT_ONCE = 4_096
-"""In batches of 32 order, keys and copies of rows take 300 microseconds a batch one by one, and 20 in blocks."""
+Announced: TypeAlias = Sequence[tuple[ShardedTable, LookupRows]]
+"""The rows that a batch looks up, by table."""
 
 Position = TypeVar("Position")
 Batch = TypeVar("Batch")
-
-
-def batches_at_once(num_rows: int) -> int:
-    """Return how many batches a replica with so many rows of each reads together.
-
-    Example:
-        >>> [batches_at_once(num_rows) for num_rows in (32, 4096, 65536)]
-        [128, 1, 1]
-    """
-    return max(1, _ROWS_AT_ONCE // max(num_rows, 1))
 
 
 class BatchFeed(Generic[Position, Batch]):
@@ -99,36 +90,55 @@ def spread(
     return positions
 
 
-def cut_batch(
-    batch: ClickBatch,
-    slices: Sequence[tuple[int, RowRange]],
-    model: StageModel,
-    *,
-    row_keys: Tensor | None = None,
-) -> list[MicroBatch]:
-    """Cut a replica's rows of a batch into micro-batches, and request the table rows that the batch looks up.
+def request_rows(batch: ClickBatch, model: StageModel, *, num_batches: int = 1) -> Sequence[Announced]:
+    """Request the table rows that batches of a replica look up, in one message for all of them.
 
     Rows are requested from their owners, but not where replicas share a table's memory; rows of dynamic ids are
     found, and rows on disk listed. All replicas of a stage must do so for the same batches in the same order.
 
     Args:
-        batch: The rows of the replica's slices, one slice after the other.
-        slices: Size of each micro-batch over all replicas, and which rows of the whole batch are the replica's.
-        row_keys: Keys of the rows for dropout; none for predictions.
+        batch: Rows of the batches, one batch after the other, as many of each.
+
+    Returns:
+        For each batch the rows that it looks up, by table.
     """
     lookups = [
         (layer.table, layer.row_numbers(batch))
         for layer in model.layers.values()
         if isinstance(layer, SlotEmbedding) and layer.table is not None and layer.table.looks_ahead
     ]
-    announced = exchange_row_numbers(lookups)
-    tables = [table for table, _ in lookups]
+    size = batch.num_rows // num_batches
+    return exchange_row_numbers(
+        [
+            [(table, rows_BK[number * size : (number + 1) * size]) for table, rows_BK in lookups]
+            for number in range(num_batches)
+        ]
+    )
+
+
+def cut_batch(
+    batch: ClickBatch,
+    slices: Sequence[tuple[int, RowRange]],
+    announced: Announced,
+    *,
+    device: torch.device = CPU,
+    row_keys: Tensor | None = None,
+) -> list[MicroBatch]:
+    """Cut a replica's rows of a batch into micro-batches.
+
+    Args:
+        batch: The rows of the replica's slices, one slice after the other.
+        slices: Size of each micro-batch over all replicas, and which rows of the whole batch are the replica's.
+        announced: Of the batch, as `request_rows` returns it.
+        device: Computes the micro-batches.
+        row_keys: Keys of the rows for dropout; none for predictions.
+    """
     ends = accumulate((mine.num_rows for _, mine in slices), initial=0)
     return [
         MicroBatch(
             size,
-            batch.rows(first, stop).to(model.device),
-            [(table, rows.part(first, stop)) for table, rows in zip(tables, announced, strict=True)],
+            batch.rows(first, stop).to(device),
+            [(table, rows.part(first, stop)) for table, rows in announced],
             None if row_keys is None else row_keys[first:stop],
         )
         for (size, _), (first, stop) in zip(slices, pairwise(ends), strict=True)
@@ -142,6 +152,7 @@ class _Block(NamedTuple):
     indices: range
     rows: npt.NDArray[np.int64]
     batch: ClickBatch
+    announced: Sequence[Announced]
 
 
 class ReplicaBatches:
@@ -162,7 +173,7 @@ class ReplicaBatches:
         self._has_dropout = any(isinstance(part, RowDropout) for part in parts)
         self._slices = runner.row_slices(config.batch_size, config.num_microbatches)
         self._positions = spread(config.batch_size, config.num_microbatches, self._slices)
-        self._block = _Block(0, range(0), np.empty(0, dtype=np.int64), _NO_ROWS)
+        self._block = _Block(0, range(0), np.empty(0, dtype=np.int64), _NO_ROWS, [])
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
         """Read this replica's rows of a batch, cut them into micro-batches, and request the table rows.
@@ -175,13 +186,15 @@ class ReplicaBatches:
         if self._block.epoch != cursor.epoch or cursor.batch_index not in self._block.indices:
             self._block = self._read_block(cursor)
         size = len(self._positions)
-        first = (cursor.batch_index - self._block.indices.start) * size
+        index = cursor.batch_index - self._block.indices.start
+        first = index * size
         rows = self._block.rows[first : first + size]
         keys = None
         if self._has_dropout:
             keys = keys_of_rows(rows, seed=self._config.seed, epoch=cursor.epoch).to(self._model.device)
         batch = self._block.batch.rows(first, first + size)
-        return cut_batch(batch, self._slices, self._model, row_keys=keys)
+        announced, device = self._block.announced[index], self._model.device
+        return cut_batch(batch, self._slices, announced, device=device, row_keys=keys)
 
     def held_out_batch(self, index: int) -> list[MicroBatch]:
         """Read this replica's rows of a held-out batch, as `training_batch` does of one that is trained."""
@@ -190,7 +203,9 @@ class ReplicaBatches:
         slices = self._runner.row_slices(num_rows, num_microbatches)
         positions = spread(num_rows, num_microbatches, slices)
         rows = self._dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
-        return cut_batch(self._read(rows), slices, self._model)
+        batch = self._read(rows)
+        (announced,) = request_rows(batch, self._model)
+        return cut_batch(batch, slices, announced, device=self._model.device)
 
     def swept(self, batches: Iterable[list[MicroBatch]], *, writes: bool) -> SweptBatches:
         """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
@@ -198,13 +213,16 @@ class ReplicaBatches:
         return SweptBatches(batches, tables, writes=writes)
 
     def _read_block(self, cursor: TrainingCursor) -> _Block:
-        """Read a batch, and with a small one those that follow it: each call of NumPy takes a microsecond or two."""
+        """Read a batch, and with a small one those that follow it: calls of NumPy and messages cost by their number.
+
+        All replicas read as many batches at once.
+        """
         first, config = cursor.batch_index, self._config
-        stop = first + batches_at_once(len(self._positions))
+        stop = first + batches_at_once(-(-config.batch_size // self._runner.place.num_replicas))
         indices = range(first, min(stop, self._dataset.num_batches(config.batch_size)))
         if not (self._model.reads_batch or self._runner.is_last or self._has_dropout):
             # A stage between others asks for no row.
-            return _Block(cursor.epoch, indices, np.empty(0, dtype=np.int64), _NO_ROWS)
+            return _Block(cursor.epoch, indices, np.empty(0, dtype=np.int64), _NO_ROWS, [[]] * len(indices))
         rows = self._dataset.batch_rows(
             cursor.epoch,
             np.repeat(indices, len(self._positions)),
@@ -212,7 +230,9 @@ class ReplicaBatches:
             seed=config.seed,
             positions=np.tile(self._positions, len(indices)),
         )
-        return _Block(cursor.epoch, indices, rows, self._read(rows))
+        batch = self._read(rows)
+        announced = request_rows(batch, self._model, num_batches=len(indices))
+        return _Block(cursor.epoch, indices, rows, batch, announced)
 
     def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
         """Read what this stage needs of this replica's rows."""

@@ -15,7 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.measuring_process import measure_replica_path
 from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.job import TrainingConfig, default_microbatches
+from heterps_core.training.job import TrainingConfig, batches_at_once, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
@@ -55,8 +55,9 @@ MODELS = ("ctrdnn", "wide-deep", "lr")
 NUM_REPLICAS = (1, 2, 4, 8, 16, 24)
 ROWS_ALONE = (BATCH_SIZE, BATCH_SIZE // 2, BATCH_SIZE // 4, BATCH_SIZE // 8)
 NUM_ROWS = 1_000_000
-NUM_ROUNDS, STEPS_PER_ROUND, WARMUP_STEPS = 10, 6, 2
+NUM_ROUNDS, LEAST_STEPS, WARMUP_STEPS = 10, 6, 2
 LEARNING_RATE = 0.05
+ENDLESS = 10**9
 
 
 class Setting(NamedTuple):
@@ -142,7 +143,9 @@ def planned_figures(
             figures.append(figure(f"{model}_planned_over_measured_{count}", ratio, "ratio"))
             num_bytes = sum(layer.exchanged_bytes for layer in problem.layers) * (1 - beta + beta / count)
             if count > 1:
-                samples.append(PathSample(count, problem.num_layers, num_bytes, compute_s, step.all))
+                samples.append(
+                    PathSample(BATCH_SIZE, count, problem.num_layers, num_bytes, compute_s, step.all)
+                )
     fitted = fitted_path(samples, measured_at="")
     return [
         *figures,
@@ -257,8 +260,11 @@ class Replica:
         runner = StageRunner(self._part, config, place)
         batches = ReadBatches(runner, drawn, config)
         source = ReplicaBatches(batches, config, self._part, runner)  # type: ignore[arg-type]
-        num_steps = NUM_ROUNDS * (WARMUP_STEPS + STEPS_PER_ROUND)
-        cursors = [TrainingCursor(epoch=step, step=step) for step in range(num_steps)]
+        # Rows are requested for several batches at once: all rounds have as many requests.
+        at_once = batches_at_once(config.batch_size // place.num_replicas)
+        self._num_steps = at_once * max(1, LEAST_STEPS // at_once)
+        num_steps = NUM_ROUNDS * (WARMUP_STEPS + self._num_steps)
+        cursors = [TrainingCursor(0, step, step) for step in range(num_steps)]
         self._feed = iter(BatchFeed(source.training_batch, cursors))
         self._gradients: dict[torch.Size, Tensor] = {}
 
@@ -266,8 +272,8 @@ class Replica:
         """Return the mean over a round's steps, after some that warm up."""
         self._take_steps(WARMUP_STEPS)
         started = threads_seconds()
-        self._take_steps(STEPS_PER_ROUND)
-        return Seconds(*(seconds / STEPS_PER_ROUND for seconds in threads_seconds() - started))
+        self._take_steps(self._num_steps)
+        return Seconds(*(seconds / self._num_steps for seconds in threads_seconds() - started))
 
     def _take_steps(self, num_steps: int) -> None:
         for _, microbatches in islice(self._feed, num_steps):
@@ -275,29 +281,33 @@ class Replica:
 
 
 class ReadBatches:
-    """Stands for a prepared data set of one batch an epoch; a replica's rows are in memory already, in turns."""
+    """Stands for a prepared data set of endless epochs; a replica's rows are in memory already, in turns."""
 
     def __init__(self, runner: StageRunner, drawn: list[ClickBatch], config: TrainingConfig) -> None:
         slices = runner.row_slices(config.batch_size, config.num_microbatches)
         rows = np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices])
-        self._batches = [
-            ClickBatch(dense=batch.dense[rows], ids=batch.ids[rows], labels=batch.labels[rows])
-            for batch in drawn
-        ]
-        self._rows = rows
+        # As many as are read together follow each batch.
+        turns = [*drawn, *islice(cycle(drawn), batches_at_once(len(rows)))]
+        self._batches = ClickBatch(
+            dense=torch.cat([batch.dense[rows] for batch in turns]),
+            ids=torch.cat([batch.ids[rows] for batch in turns]),
+            labels=torch.cat([batch.labels[rows] for batch in turns]),
+        )
+        self._size, self._num_turns, self._next = len(rows), len(drawn), 0
 
     def num_batches(self, batch_size: int) -> int:
         """Return the batches of an epoch."""
-        return 1
+        return ENDLESS
 
-    def batch_rows(self, epoch: int, batch_index: object, **others: object) -> npt.NDArray[np.int64]:
-        """Return row indices."""
-        return self._rows
+    def batch_rows(self, epoch: int, batch_indices: object, **others: Any) -> npt.NDArray[np.int64]:
+        """Return row indices, of which only the number counts."""
+        return np.asarray(others["positions"])
 
     def batch(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
-        """Return the next batch."""
-        self._batches.append(self._batches.pop(0))
-        return self._batches[-1]
+        """Return the next batches."""
+        first = self._size * self._next
+        self._next = (self._next + len(rows) // self._size) % self._num_turns
+        return self._batches.rows(first, first + len(rows))
 
 
 def train(part: StageModel, microbatches: list[MicroBatch], gradients: dict[torch.Size, Tensor]) -> None:

@@ -22,11 +22,7 @@ from heterps_core.planning.cost_model.stage_cost import (
     replica_memory_bytes,
 )
 from heterps_core.planning.cost_model.stage_table import StageTable
-from heterps_core.planning.cost_model.step_model import (
-    num_messages,
-    num_microbatches_of,
-    scale_and_fraction,
-)
+from heterps_core.planning.cost_model.step_model import num_microbatches_of, scale_and_fraction
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.scheduling_problem import (
     MAX_DEVICE_TYPES,
@@ -36,6 +32,8 @@ from heterps_core.planning.problem.scheduling_problem import (
     UnitType,
 )
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.replica_path import MESSAGES_OF_STEP
+from heterps_core.training.job import ROWS_AT_ONCE
 
 LEAST_USD_PER_HOUR = 1 / NANO_USD_PER_USD
 """Least price of a unit in tables: where machines cost nothing, a search still takes few of them for a short time.
@@ -111,18 +109,22 @@ def _stage_table(
         rows_seconds = by_type(lambda layer, name: layer.communication_seconds[name] * layer.is_sharded)
         rows_seconds *= communication_scale
         num_tables = sums([layer.is_sharded for layer in layers])
-        messages = num_messages(num_tables)
+        has_tables = (num_tables > 0)[:, None]
+        requests = problem.batch_size / ROWS_AT_ONCE
+        message_seconds = has_tables * [unit.exchange_seconds for unit in units]
+        peer_seconds = has_tables * [unit.exchange_seconds_per_peer for unit in units]
         work_seconds = communication_scale * sums([layer.exchanged_bytes for layer in layers])[:, None]
         work_seconds *= np.array([unit.exchange_seconds_per_byte for unit in units])
         num_boundaries = 2.0 - (first == 0) - (last == problem.num_layers - 1)
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction),
             shared_seconds=rows_seconds * communication_fraction,
-            meeting_seconds=messages[:, None] * [unit.exchange_seconds for unit in units]
+            meeting_seconds=MESSAGES_OF_STEP * message_seconds
+            + requests * peer_seconds
             + num_tables[:, None] * [unit.exchange_seconds_per_table for unit in units]
             + work_seconds * (1 - communication_fraction),
-            peer_seconds=messages[:, None] * [unit.exchange_seconds_per_peer for unit in units],
-            work_seconds=work_seconds * communication_fraction,
+            peer_seconds=MESSAGES_OF_STEP * peer_seconds,
+            work_seconds=work_seconds * communication_fraction + requests * message_seconds,
             sum_seconds=scale
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             boundary_fixed_seconds=num_microbatches

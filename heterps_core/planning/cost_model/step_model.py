@@ -11,21 +11,23 @@ boundaries and the sum of a batch's gradients travel while it computes:
     ET(k) = max(XT(k) + max(CT(k), YT(k) + AT(k)), IT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k) + m b H + C V / k
     YT(k) = Y s / k
-    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + n (F + P (k - 1)) + G t   for k > 1, else 0
+    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + F (2 + c / k) + P (2 (k - 1) + c) + G t,
+            with c = B / 4,096, for k > 1, else 0
     AT(k) = (k - 1) / k  A s
     IT(k) = I s / k
 
 with m micro-batches, Y the boundaries' share of ODT, E that of sharded layers (the exchange), A that of the others
 (the all-reduce, once a step), and I the reading of input rows by a core that does not compute, batches ahead; 1 -
 alpha is the fixed share of each micro-batch, which the papers count B / B_o times. Replicas exchange the rows of a
-whole batch at once: 1 - beta is the share of rows that several samples look up. The messages of a step take a
-worker's processor F each, and P for each peer, so more replicas may make a stage slower; there are n of them
-(`num_messages`). Each of the stage's t tables takes G, and to find, copy and add up rows takes W, beside the time E
-of the link. Each of its b boundaries takes the processor H for a micro-batch and V for each of the C bytes that cross
-both in a batch, there and back (`profiling/boundary_measurement.py`). A stage between two others may fetch rows
-twice, which is not counted. Where a problem says that a single replica communicates, the factor (k - 1) / k, the
-share of a replica's traffic that goes to another one, is left out, and XT(1) has F, G and W too. Replicas have whole
-rows of a micro-batch, and the one with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
+whole batch at once: 1 - beta is the share of rows that several samples look up. A message takes a worker's processor
+F, and P for each peer, so more replicas may make a stage slower. A stage with tables has two in a step, and c / k for
+requests of rows, which is more than it has where c > k (`profiling/replica_path.py`). Each of the stage's t tables
+takes G, and to find, copy and add up rows takes W, beside the time E of the link. Each of its b boundaries takes the
+processor H for a micro-batch and V for each of the C bytes that cross both in a batch, there and back
+(`profiling/boundary_measurement.py`). A stage between two others may fetch rows twice, which is not counted. Where a
+problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to
+another one, is left out, and XT(1) has F, P, G and W too. Replicas have whole rows of a micro-batch, and the one with
+most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
 DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).
@@ -45,7 +47,6 @@ import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
-from heterps_core.profiling.replica_path import MESSAGES_OF_STEP
 from heterps_core.training.job import default_microbatches, delayed_microbatches
 
 FORWARD_SHARE = 1 / 3
@@ -114,11 +115,6 @@ def num_microbatches_of(problem: SchedulingProblem, num_stages: int) -> int:
         return 1
     microbatches = default_microbatches if problem.drains else delayed_microbatches
     return microbatches(problem.batch_size, num_stages=num_stages)
-
-
-def num_messages(num_tables: Any) -> Any:
-    """Return n, the messages in which a stage of so many sharded layers exchanges rows in a step."""
-    return MESSAGES_OF_STEP * (num_tables > 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,13 @@ class TrainerTerms:
     fixed_seconds: Floats
     shared_seconds: Floats
     meeting_seconds: Floats
-    """n F + G t + W (1 - beta)."""
+    """2 F + c P + G t + W (1 - beta)."""
 
     peer_seconds: Floats
-    """n P."""
+    """2 P."""
 
     work_seconds: Floats
-    """W beta s."""
+    """W beta s + c F."""
 
     sum_seconds: Floats
     boundary_fixed_seconds: Floats

@@ -1,10 +1,10 @@
 """Measures the processor time of a replica's exchange of rows, by 2 to 24 processes of this machine over loopback.
 
 Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
-Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of the next
-batch, and micro-batches look them up. More processes than cores take turns, so the processor time of all threads is
-measured. All numbers of processes, a single one among them, take turns round after round, so that a busy second slows
-all of them, and the medians of the rounds can be compared.
+Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of batches to
+come and cuts the next one, and micro-batches look the rows up. More processes than cores take turns, so the processor
+time of all threads is measured. All numbers of processes, a single one among them, take turns round after round, so
+that a busy second slows all of them, and the medians of the rounds can be compared.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +39,12 @@ from heterps_core.profiling.measurement.link_measurement import TIMEOUT
 from heterps_core.profiling.measuring_process import RESULT_NAME
 from heterps_core.profiling.replica_path import PathSample, fitted_path
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
+from heterps_core.training.job import batches_at_once
 from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch
-from heterps_core.training.replica_batches import cut_batch
+from heterps_core.training.replica_batches import Announced, cut_batch, request_rows
 from heterps_core.transport.json_messages import gather_json
 
 NUM_PROCESSES = (24, 4, 2)
@@ -55,7 +57,7 @@ WIDTHS = ((1,), (16,), (16, 1))
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""
 
-NUM_ROUNDS, STEPS_PER_ROUND, NUM_BATCHES = 7, 2, 4
+NUM_ROUNDS, STEPS_PER_ROUND = 7, 2
 LEARNING_RATE = 1e-6
 
 
@@ -92,7 +94,8 @@ def _measure_replica(rank: int, folder: Path) -> None:
         for index, (steps, alone_s) in enumerate(zip(together, medians[len(together) :], strict=True)):
             measured = [process[index] for process in by_process[: steps.num_processes]]
             num_bytes, seconds = np.mean(measured, axis=0).tolist()
-            samples.append(PathSample(steps.num_processes, steps.num_tables, num_bytes, alone_s, seconds))
+            size = (BATCH_SIZE, steps.num_processes, steps.num_tables, num_bytes)
+            samples.append(PathSample(*size, alone_s, seconds))
         path = fitted_path(samples, measured_at=datetime.now(UTC).isoformat(timespec="seconds"))
         (folder / RESULT_NAME).write_text(json.dumps(path.to_json()), encoding="utf-8")
     dist.barrier()
@@ -130,28 +133,36 @@ class _ReplicaSteps:
         )
         num_rows = BATCH_SIZE // num_processes
         self._slices = batch_slices(num_rows, num_microbatches=NUM_MICROBATCHES, num_replicas=1, replica=0)
-        drawn = np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, (NUM_BATCHES, num_rows, NUM_COLUMNS))
-        no_features, no_labels = torch.empty(num_rows, 0), torch.empty(num_rows)
-        self._batches = [
-            ClickBatch(dense=no_features, ids=torch.from_numpy(ids), labels=no_labels) for ids in drawn
-        ]
+        self._num_batches = batches_at_once(num_rows)
+        shape = (self._num_batches, num_rows, NUM_COLUMNS)
+        drawn = torch.from_numpy(np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, shape))
+        self._block = _of_ids(drawn.flatten(0, 1))
+        self._batches = [_of_ids(ids) for ids in drawn]
         self.num_bytes = sum(exchanged_bytes(layer, self._batches) for layer in self._embeddings)
 
     def seconds(self) -> float:
-        """Return the processor time of a step, the mean of some after one that warms up."""
-        ahead = self._prepare(0)
+        """Return the processor time of a step, the mean of some after one that warms up.
+
+        A step has its share of the requests, which are made for several batches at once.
+        """
+        started_s = time.process_time()
+        request = partial(request_rows, self._block, self._model, num_batches=self._num_batches)
+        announced = self._feed.submit(request).result()
+        requested_s = (time.process_time() - started_s) / self._num_batches
+        ahead = self._prepare(0, announced)
         for step in range(STEPS_PER_ROUND + 1):
             if step == 1:
                 started_s = time.process_time()
             microbatches = ahead.result()
-            ahead = self._prepare(step + 1)
+            ahead = self._prepare(step + 1, announced)
             self._take_step(microbatches)
         taken_s = time.process_time() - started_s
         ahead.result()
-        return taken_s / STEPS_PER_ROUND
+        return requested_s + taken_s / STEPS_PER_ROUND
 
-    def _prepare(self, step: int) -> Future[list[MicroBatch]]:
-        return self._feed.submit(cut_batch, self._batches[step % NUM_BATCHES], self._slices, self._model)
+    def _prepare(self, step: int, announced: Sequence[Announced]) -> Future[list[MicroBatch]]:
+        number = step % self._num_batches
+        return self._feed.submit(cut_batch, self._batches[number], self._slices, announced[number])
 
     def _take_step(self, microbatches: Sequence[MicroBatch]) -> None:
         leaving = []
@@ -162,6 +173,12 @@ class _ReplicaSteps:
         for found in leaving:
             torch.autograd.backward(found, [torch.full_like(rows_BX, LEARNING_RATE) for rows_BX in found])
         self._model.update_rows(LEARNING_RATE)
+
+
+def _of_ids(ids_BK: torch.Tensor) -> ClickBatch:
+    """Return a batch without features and labels."""
+    num_rows = len(ids_BK)
+    return ClickBatch(dense=torch.empty(num_rows, 0), ids=ids_BK, labels=torch.empty(num_rows))
 
 
 if __name__ == "__main__":

@@ -149,9 +149,10 @@ def _in_memory(
     handling = 0.0
     if k > 1 or problem.single_replica_communicates:
         exchanged_bytes = sum(layer.exchanged_bytes for layer in layers) * (1 - beta + beta * scale / k)
-        of_one = unit.exchange_seconds + unit.exchange_seconds_per_peer * (k - 1)
-        num_tables = sum(layer.is_sharded for layer in layers)
-        handling = of_one * (3 if num_tables else 0)
+        num_tables, requests = sum(layer.is_sharded for layer in layers), problem.batch_size / 4096
+        if num_tables:
+            handling = unit.exchange_seconds * (2 + requests / k)
+            handling += unit.exchange_seconds_per_peer * (2 * (k - 1) + requests)
         handling += num_tables * unit.exchange_seconds_per_table
         handling += exchanged_bytes * unit.exchange_seconds_per_byte
     num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)

@@ -5,16 +5,16 @@ import pytest
 
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import measure_replica_path
-from heterps_core.profiling.replica_path import MESSAGES_OF_STEP, PathSample, ReplicaPath, fitted_path
+from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
 from tests.heterps_core.profiling.builders import make_profile
 
 
 def sample(num_replicas, num_tables, num_bytes, law, *, factor=1.0):
     message, peer, table, byte = law
-    exchange = (
-        MESSAGES_OF_STEP * (message + peer * (num_replicas - 1)) + table * num_tables + byte * num_bytes
-    )
-    return PathSample(num_replicas, num_tables, num_bytes, 1e-3, factor * (1e-3 + exchange))
+    # Requests of 8,192 samples take two messages, divided among the replicas.
+    exchange = message * (2 + 2 / num_replicas) + peer * (2 * (num_replicas - 1) + 2)
+    exchange += table * num_tables + byte * num_bytes
+    return PathSample(8192, num_replicas, num_tables, num_bytes, 1e-3, factor * (1e-3 + exchange))
 
 
 def terms(path):
@@ -51,7 +51,7 @@ def test_noise_of_a_tenth_makes_no_term_negative_and_shows_in_the_error(seed):
 
 
 def test_replicas_that_cost_nothing_beside_their_samples_have_no_terms():
-    assert terms(fitted_path([PathSample(k, 1, 1e6, 1e-3, 1e-3) for k in (2, 4)], measured_at="")) == (
+    assert terms(fitted_path([PathSample(4096, k, 1, 1e6, 1e-3, 1e-3) for k in (2, 4)], measured_at="")) == (
         0,
         0,
         0,
@@ -78,8 +78,6 @@ def test_this_machine_takes_time_for_an_exchange_of_rows():
     # On a busy machine a single term may drown in noise, but not all.
     assert min(terms(path)) >= 0
     step_seconds = (
-        MESSAGES_OF_STEP * (path.message_seconds + 15 * path.peer_seconds)
-        + path.table_seconds
-        + 1e6 * path.byte_seconds
+        2 * (path.message_seconds + 15 * path.peer_seconds) + path.table_seconds + 1e6 * path.byte_seconds
     )
     assert 1e-4 < step_seconds < 0.1

@@ -15,6 +15,7 @@ from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import StageRunner
+from heterps_core.training.replica_batches import request_rows
 from heterps_core.transport.peer_sockets import PeerSockets
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.cut_models import FEATURES, make_batch
@@ -77,3 +78,33 @@ def test_rows_come_twice_where_passes_run_ahead_of_an_update_and_others_do_not()
     # The first batch, which no update interrupts, gets its rows at once.
     assert replicas == [{"exchange_sized": 1, "exchange_rows": (2 + 3 + 3) / 3}] * 2
     assert last == {}
+
+
+def request_together_and_alone(rank: int) -> tuple[dict[str, int], list[bool]]:
+    """Return the messages for the requests of four batches at once, and whether each is what it is alone."""
+    place = StagePlace(layout=RankLayout(((0, 1),)), replica=rank, group=dist.group.WORLD)
+    model = build_stage_model(TWO_TABLES, FEATURES, CONFIG, ALL_LAYERS, place)
+    batch = make_batch(rank, 40)
+    counts: Counter[str] = Counter()
+    counted(counts, "exchange_sized")
+    together = request_rows(batch, model, num_batches=4)
+    messages, same = dict(counts), []
+    for number, of_batch in enumerate(together):
+        (alone,) = request_rows(batch.rows(10 * number, 10 * number + 10), model)
+        same.append([table for table, _ in of_batch] == [table for table, _ in alone])
+        for (_, found), (_, expected) in zip(of_batch, alone, strict=True):
+            assert found.exchange is not None
+            assert expected.exchange is not None
+            same.append(found.rows_BS.equal(expected.rows_BS))
+            same.append(found.exchange.local_rows.equal(expected.exchange.local_rows))
+            same.append(found.exchange.sent_counts == expected.exchange.sent_counts)
+            same.append(found.exchange.received_counts == expected.exchange.received_counts)
+            same.append(len(found.exchange.of_batch) == len(of_batch))
+    return messages, same
+
+
+def test_requests_of_batches_that_are_read_together_are_one_message_and_as_they_are_alone():
+    for messages, same in run_in_processes(request_together_and_alone, 2):
+        assert messages == {"exchange_sized": 1}
+        assert len(same) == 4 * (1 + 2 * 5)
+        assert all(same)

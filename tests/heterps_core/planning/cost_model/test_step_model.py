@@ -79,7 +79,9 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     on_worker += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
     if any(layer.is_sharded for layer in layers):
-        handling += 3 * (unit.exchange_seconds + (k - 1) * unit.exchange_seconds_per_peer)
+        requests = problem.batch_size / 4096
+        handling += unit.exchange_seconds * (2 + requests / k)
+        handling += unit.exchange_seconds_per_peer * (2 * (k - 1) + requests)
     exchange = to_others * exchanging * (1 - beta + beta * samples / k)
     if k > 1 or problem.single_replica_communicates:
         exchange += handling
