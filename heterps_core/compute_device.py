@@ -106,6 +106,10 @@ class HostCopy:
         written.record(torch.cuda.current_stream(tensor.device))
         return cls(copy, written)
 
+    def is_there(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return self.written is None or bool(self.written.query())  # type: ignore[no-untyped-call]
+
     def wait(self) -> Tensor:
         """Return the tensor on the host, once it is written; may be called on another thread."""
         if self.written is not None:

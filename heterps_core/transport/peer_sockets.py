@@ -177,13 +177,18 @@ class PeerSockets:
         )
 
 
+def bytes_of(rows: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor on the host, where they lie."""
+    return rows.view(torch.uint8).numpy().reshape(-1).data
+
+
 def _by_member(rows: Sequence[Tensor], counts: Sequence[Sequence[int]]) -> list[tuple[memoryview, ...]]:
     """Return by member the bytes of its rows in each tensor, where they lie."""
     return list(zip(*map(_pieces, rows, counts), strict=True))
 
 
 def _pieces(rows: Tensor, counts: Sequence[int]) -> list[memoryview]:
-    content = rows.view(torch.uint8).numpy().reshape(-1).data
+    content = bytes_of(rows)
     row_bytes = rows.itemsize * math.prod(rows.shape[1:])
     ends = accumulate((row_bytes * count for count in counts), initial=0)
     return [content[first:stop] for first, stop in pairwise(ends)]

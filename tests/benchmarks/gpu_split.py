@@ -29,7 +29,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import TrainingConfig, default_microbatches
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.replica_batches import BatchFeed
 from heterps_core.transport.rank_layout import RankLayout
@@ -175,7 +175,16 @@ def new_way(
         device, group = torch.device(setting.gpu), None
     elif group is not None:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
-    place = StagePlace(layout=layout, stage=index, replica=replica, device=device, group=group, link=link)
+    place = StagePlace(
+        layout=layout,
+        stage=index,
+        replica=replica,
+        device=device,
+        group=group,
+        link=link,
+        # Only workers of two stages are all of the world.
+        neighbours=connect_neighbours(layout, rank=rank, device=device) if layout.num_stages > 1 else {},
+    )
     model = build_stage_model(MODEL, features, config, stages, place)
     return Way(StageRunner(model, config, place), model, config.num_microbatches)
 

@@ -37,7 +37,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import DELAYED, NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT, TrainingConfig
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
@@ -270,6 +270,7 @@ def train_part(rank: int, model: str, seed: int) -> dict[str, Any]:
     ranks = [(0, 1), (2,), (3, 4)][: len(stages)]
     groups = [dist.new_group(list(each)) for each in ranks]
     layout = RankLayout(tuple(ranks))
+    neighbours = connect_neighbours(layout, rank=rank, shares_memory=False)
     if rank >= sum(replicas):
         return {}
     index, replica = layout.position(rank)
@@ -282,7 +283,7 @@ def train_part(rank: int, model: str, seed: int) -> dict[str, Any]:
         dense_optimizer="sgd",
         embedding_optimizer="sgd",
     )
-    place = StagePlace(layout=layout, stage=index, replica=replica, group=group)
+    place = StagePlace(layout=layout, stage=index, replica=replica, group=group, neighbours=neighbours)
     part = build_stage_model(model, FEATURES, config, stages, place)
     runner = StageRunner(part, config, place)
     for step in range(NUM_STEPS):

@@ -129,7 +129,8 @@ def run_stage(rank: int, first_layers: tuple[int, ...], seed: int) -> list[dict[
     )
     features = FeatureSpec(num_dense=13, slot_rows=(BUCKETS_PER_SLOT,) * 26)
     layout = RankLayout(tuple((stage,) for stage in range(len(stages))))
-    place = StagePlace(layout=layout, stage=rank)
+    # The lone stage has neighbours without replicas, which `unplug` replaces.
+    place = StagePlace(layout=layout, stage=rank, neighbours={number: [] for number in range(len(stages))})
     model = build_stage_model(MODEL, features, config, stages, place)
     batches = [draw_batch(features, np.random.default_rng([seed, index])) for index in range(4)]
     piped = {

@@ -22,7 +22,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.layer_profile import BoundaryCost
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, connect_neighbours
+from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, close, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from heterps_core.units import BYTES_PER_FLOAT32
@@ -73,12 +73,12 @@ def measure_boundary(rank: int, *, shares_memory: bool) -> BoundaryCost:
     Messages go through the memory of this machine, where it can be shared, or over sockets.
     """
     layout = RankLayout(((0,), (1,)))
-    neighbours = connect_neighbours(layout, rank=rank) if shares_memory else {}
+    neighbours = connect_neighbours(layout, rank=rank, shares_memory=shares_memory)
     place = StagePlace(layout=layout, stage=rank, neighbours=neighbours)
     with one_torch_thread():
         narrow_s, wide_s, computing_s = (_extra_seconds(place, each) for each in (_NARROW, _WIDE, _COMPUTING))
-    for peer in (peer for neighbour in neighbours.values() for peer in neighbour.peers):
-        peer.connection.close()
+    for neighbour in neighbours.values():
+        close(neighbour)
     byte_seconds = max((wide_s - narrow_s) / (_WIDE.num_bytes - _NARROW.num_bytes), 0.0)
     messages_s = max(computing_s - byte_seconds * _COMPUTING.num_bytes, 0.0)
     return BoundaryCost(microbatch_seconds=messages_s / NUM_MICROBATCHES, byte_seconds=byte_seconds)

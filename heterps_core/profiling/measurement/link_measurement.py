@@ -1,4 +1,4 @@
-"""How fast two processes of this machine exchange tensors through gloo, and the cost of a boundary between stages."""
+"""How fast two processes of this machine exchange tensors, and the cost of a boundary between stages."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from heterps_core.errors import HeterpsError
 from heterps_core.profiling.layer_profile import Link
 from heterps_core.profiling.measurement.boundary_measurement import measure_boundary
 from heterps_core.profiling.timing import Timing
+from heterps_core.transport.peer_sockets import bytes_of
+from heterps_core.transport.token_connections import connect_by_token
 from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 
 SMALL_FLOATS, LARGE_FLOATS = 256, 1 << 20
@@ -49,7 +51,7 @@ def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
             "exchange_link": _link(_exchange, bytes_on_the_wire=BYTES_PER_FLOAT32 / 2),
             # A ring of two moves 2 * (2 - 1) / 2 of the floats.
             "all_reduce_link": _link(dist.all_reduce, bytes_on_the_wire=BYTES_PER_FLOAT32),
-            "boundary_link": _link(_send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2),
+            "boundary_link": _boundary_link(1 - rank),
             "network_boundary": measure_boundary(rank, shares_memory=False),
             "memory_boundary": measure_boundary(rank, shares_memory=True),
         }
@@ -61,13 +63,22 @@ def _exchange(floats: torch.Tensor) -> None:
     dist.all_to_all_single(torch.empty_like(floats), floats)
 
 
-def _send_and_return(floats: torch.Tensor) -> None:
-    if dist.get_rank() == 0:
-        dist.send(floats, 1)
-        dist.recv(floats, 1)
-    else:
-        dist.recv(floats, 0)
-        dist.send(floats, 0)
+def _boundary_link(other: int) -> Link:
+    """Return the link between two stages: one sends, and the other sends back."""
+    with connect_by_token({other})[other] as connection:
+
+        def send_and_return(floats: torch.Tensor) -> None:
+            content = bytes_of(floats)
+            if other == 1:
+                connection.sendall(content)
+            missing = content
+            while missing:
+                # A process that has ended sends nothing, which the next one to send notices.
+                missing = missing[connection.recv_into(missing) or len(missing) :]
+            if other == 0:
+                connection.sendall(content)
+
+        return _link(send_and_return, bytes_on_the_wire=2 * BYTES_PER_FLOAT32, num_messages=2)
 
 
 def _link(

@@ -1,67 +1,44 @@
-"""The messages between one replica and the stage on one side of it.
+"""The messages between one replica and the stage on one side of it, over sockets of their own.
 
-Sends and receives run on gloo's own threads while layers compute; a stage on a CUDA device writes and reads them in
-pinned memory. For each pair of replicas the order of messages is the protocol. No wait is without a limit: a
-neighbour that died or froze is named, and the run ends.
+The thread that computes sends and receives: rows cross at once where the connection takes them, and what it does not
+take at once a thread sends while layers compute. For each pair of replicas the order of messages is the protocol, and
+both know the size of each, so nothing but rows travels. A stage on a CUDA device writes and reads them in pinned
+memory. No wait is without a limit: a neighbour that died or froze is named, and the run ends.
+
+gloo's messages, which threads of its own send and watch, took 0.48 ms of a worker's processor time for a micro-batch
+(2 x86 cores, AMD EPYC, quiet).
 
 Shapes: B rows of this replica in a micro-batch, W width of a boundary activation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from heterps_core.compute_device import CPU, HostCopy, host_buffer, to_device
 from heterps_core.training.pipeline.stage_exchange import StageSide
-from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    work: dist.Work
-    peer_replica: int
-    rows: Tensor
-    """Must stay in memory until it is sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Receiving:
-    """A slice of a micro-batch on its way to this replica."""
-
-    rows_BW: Tensor
-    """On the host."""
-
-    arrival: Future[None]
-    device: torch.device
-
-    def is_there(self) -> bool:
-        """Tell whether `wait` would return at once."""
-        return self.arrival.done()
-
-    def wait(self) -> Tensor:
-        """Return the slice [B, W], float32, on the stage's device, once all of it is there.
-
-        Raises:
-            LostWorkerError: A neighbour did not send its part in time.
-        """
-        self.arrival.result()
-        return to_device(self.rows_BW, self.device).float()
+from heterps_core.transport.peer_sockets import bytes_of
+from heterps_core.transport.rank_layout import LostWorkerError
 
 
 class StageBoundary:
     """Sends to and receives from a neighbouring stage.
 
+    What `receive` returns must be waited for in order.
+
     Args:
         side: This replica's.
         width: Of the activation that crosses (W).
         silence_limit_s: Longest wait for one message.
+        connections: With the replicas of the neighbour, in order; made by `stage_place.connect_neighbours`.
         device: That this stage computes on.
         dtype: Of what is sent, float32 or bfloat16.
     """
@@ -72,67 +49,144 @@ class StageBoundary:
         *,
         width: int,
         silence_limit_s: float,
+        connections: Sequence[socket.socket],
         device: torch.device = CPU,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.silence_limit_s = silence_limit_s
         self.sent_bytes = 0
+        self.device = device
         self._dtype = dtype
         self._side = side
         self._width = width
-        self._device = device
-        self._sending: list[Future[list[_Message]]] = []
-        # gloo copies what a connection takes or has on the thread that asks, and cannot say whether a message has
-        # arrived without waiting for it; neither is to keep layers from computing.
-        self._poster = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{side.neighbour}-posting")
-        self._watcher = ThreadPoolExecutor(1, thread_name_prefix=f"stage-{side.neighbour}-waiting")
+        self._peers = [_Peer(self, number, connection) for number, connection in enumerate(connections)]
 
     def receive(self, num_rows: int) -> Receiving:
-        """Begin to receive this replica's slice of a micro-batch of `num_rows` rows."""
+        """Expect this replica's slice of a micro-batch of `num_rows` rows."""
         num_own = self._side.slice_of(num_rows).num_rows
-        rows_BW = host_buffer(num_own, self._width, near=self._device, dtype=self._dtype)
-        posted = self._poster.submit(self._post, dist.irecv, HostCopy(rows_BW, None), num_rows)
-        return Receiving(rows_BW, self._watcher.submit(self._wait_for, posted), self._device)
+        rows_BW = host_buffer(num_own, self._width, near=self.device, dtype=self._dtype)
+        missing = [
+            (self._peers[route.peer_replica], bytes_of(rows_BW[route.first : route.stop]))
+            for route in self._side.routes(num_rows)
+        ]
+        return Receiving(self, rows_BW, missing)
 
     def send(self, rows_BW: Tensor, num_rows: int) -> None:
-        """Begin to send this replica's slice of a micro-batch of `num_rows` rows, which must not be changed."""
+        """Send this replica's slice of a micro-batch of `num_rows` rows, which must not be changed in this step.
+
+        Raises:
+            LostWorkerError: A neighbour died, or did not take an earlier message in time.
+        """
         rows_BW = rows_BW.to(self._dtype).contiguous()
         self.sent_bytes += rows_BW.nbytes
         leaving = HostCopy.begin(rows_BW)
-        self._sending.append(self._poster.submit(self._post, dist.isend, leaving, num_rows))
+        for route in self._side.routes(num_rows):
+            self._peers[route.peer_replica].send(leaving, route.first, route.stop)
 
     def wait_until_sent(self) -> None:
-        """Wait for all messages; at the end of a step.
+        """Wait until connections have taken all messages; at the end of a step.
 
         Raises:
             LostWorkerError: A neighbour did not take one in time.
         """
-        for posted in self._sending:
-            self._wait_for(posted)
-        self._sending.clear()
+        for peer in self._peers:
+            peer.wait_until_sent()
 
-    def _post(
-        self, begin: Callable[[Tensor, int], dist.Work | None], on_host: HostCopy, num_rows: int
-    ) -> list[_Message]:
-        rows_BW = on_host.wait()
-        messages = []
-        for route in self._side.routes(num_rows):
-            part = rows_BW[route.first : route.stop]
+    def lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
+        """Return what to say of a replica of the neighbour."""
+        rank = self._side.rank_of(peer)
+        return LostWorkerError(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+
+
+class _Peer:
+    """One replica of the neighbouring stage."""
+
+    def __init__(self, boundary: StageBoundary, number: int, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._boundary, self._number, self._connection = boundary, number, connection
+        self._readable = select.poll()
+        self._readable.register(connection, select.POLLIN)
+        # Its thread begins with the first message that must wait.
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"stage-peer-{number}-sending")
+        self._unsent: deque[Future[None]] = deque()
+
+    def send(self, leaving: HostCopy, first: int, stop: int) -> None:
+        while self._unsent and self._unsent[0].done():
+            self._unsent.popleft().result()
+        num_sent = 0
+        if not self._unsent and leaving.is_there():
+            content = bytes_of(leaving.tensor[first:stop])
+            num_sent = self._send_some(content)
+            if num_sent == len(content):
+                return
+        self._unsent.append(self._sender.submit(self._send_rest, leaving, first, stop, num_sent))
+
+    def _send_rest(self, leaving: HostCopy, first: int, stop: int, num_sent: int) -> None:
+        content = bytes_of(leaving.wait()[first:stop])[num_sent:]
+        writable = select.poll()
+        writable.register(self._connection, select.POLLOUT)
+        while content:
+            if not writable.poll(1000 * self._boundary.silence_limit_s):
+                raise self._boundary.lost(self._number, has_ended=False)
+            content = content[self._send_some(content) :]
+
+    def _send_some(self, content: memoryview) -> int:
+        """Return how many bytes the connection takes at once."""
+        try:
+            return self._connection.send(content)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._boundary.lost(self._number, has_ended=True) from error
+
+    def wait_until_sent(self) -> None:
+        while self._unsent:
+            self._unsent.popleft().result()
+
+    def fill(self, content: memoryview, *, waits: bool) -> memoryview:
+        """Receive bytes where they are wanted, and return the room that is still empty: none after waiting."""
+        while content:
             try:
-                work = begin(part, self._side.rank_of(route.peer_replica))
-            except RuntimeError as error:
-                raise self._lost(route.peer_replica, error) from error
-            assert work is not None
-            messages.append(_Message(work, route.peer_replica, part))
-        return messages
+                count = self._connection.recv_into(content)
+            except BlockingIOError:
+                if not waits:
+                    break
+                if not self._readable.poll(1000 * self._boundary.silence_limit_s):
+                    raise self._boundary.lost(self._number, has_ended=False) from None
+                continue
+            except OSError as error:
+                raise self._boundary.lost(self._number, has_ended=True) from error
+            if not count:
+                raise self._boundary.lost(self._number, has_ended=True)
+            content = content[count:]
+        return content
 
-    def _wait_for(self, posted: Future[list[_Message]]) -> None:
-        for message in posted.result():
-            try:
-                message.work.wait(timedelta(seconds=self.silence_limit_s))
-            except RuntimeError as error:
-                raise self._lost(message.peer_replica, error) from error
 
-    def _lost(self, peer: int, error: RuntimeError) -> LostWorkerError:
-        side = self._side
-        return lost_worker(side.layout, side.rank_of(peer), error, silence_limit_s=self.silence_limit_s)
+@dataclass(slots=True)
+class Receiving:
+    """A slice of a micro-batch on its way to this replica."""
+
+    boundary: StageBoundary
+    rows_BW: Tensor
+    """On the host."""
+
+    missing: list[tuple[_Peer, memoryview]]
+    """Parts of the rows that have not arrived yet."""
+
+    def is_there(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        self._receive(waits=False)
+        return not self.missing
+
+    def wait(self) -> Tensor:
+        """Return the slice [B, W], float32, on the stage's device, once all of it is there.
+
+        Raises:
+            LostWorkerError: A neighbour did not send its part in time.
+        """
+        self._receive(waits=True)
+        return to_device(self.rows_BW, self.boundary.device).float()
+
+    def _receive(self, *, waits: bool) -> None:
+        left = [(peer, peer.fill(content, waits=waits)) for peer, content in self.missing]
+        self.missing = [(peer, content) for peer, content in left if content]

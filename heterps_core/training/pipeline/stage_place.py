@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,10 @@ from heterps_core.transport.shared_memory import (
     receive_files,
 )
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
+from heterps_core.transport.token_connections import connect_by_token
+
+Neighbour: TypeAlias = SharedNeighbour | list[socket.socket]
+"""A stage with which a replica shares memory, or connections with its replicas in order."""
 
 _START_LIMIT = timedelta(seconds=START_LIMIT_S)
 
@@ -56,8 +61,8 @@ class StagePlace:
     link: SharedMemoryLink | None = None
     """Between the replicas, on one machine."""
 
-    neighbours: Mapping[int, SharedNeighbour] = field(default_factory=dict)
-    """Stages with which this replica shares memory; others get messages."""
+    neighbours: Mapping[int, Neighbour] = field(default_factory=dict)
+    """The stages before and after this one; see `connect_neighbours`."""
 
     checkpoint_group: ProcessGroup | None = None
     """All workers of the plan, for messages about checkpoints beside those of a running step."""
@@ -133,9 +138,14 @@ def world_group(ranks: Sequence[int], limit: timedelta) -> ProcessGroup:
 
 
 def connect_neighbours(
-    layout: RankLayout, *, rank: int, device: torch.device = CPU, group: ProcessGroup | None = None
-) -> dict[int, SharedNeighbour]:
-    """Connect a replica with those neighbouring stages that compute on the same machine's cores as it does.
+    layout: RankLayout,
+    *,
+    rank: int,
+    device: torch.device = CPU,
+    group: ProcessGroup | None = None,
+    shares_memory: bool = True,
+) -> dict[int, Neighbour]:
+    """Connect a replica with its neighbouring stages.
 
     Every process of the group calls it; those whose rank is not in `layout.ranks` are connected with none.
 
@@ -144,40 +154,53 @@ def connect_neighbours(
         rank: Of this one.
         device: That it computes on. Rows for another device than the host go through pinned memory of its own.
         group: All workers, by default the whole world.
+        shares_memory: Stages that compute on the cores of one machine share memory, where the system allows it.
 
     Returns:
-        By number of the stage. Empty, on all workers, where memory cannot be shared.
+        By number of the stage: shared memory, or connections with its replicas.
+
+    Raises:
+        OSError: A neighbour could not be reached.
     """
     stages = [number for number, ranks in enumerate(layout.ranks) if rank in ranks]
     own = [peer for stage in stages for peer in layout.ranks[stage]]
-    beside = [
-        layout.ranks[number]
+    beside = {
+        number: layout.ranks[number]
         for stage in stages
         for number in (stage - 1, stage + 1)
         if number in range(layout.num_stages)
-    ]
+    }
 
-    def wanted(machines: Mapping[int, str]) -> list[int]:
+    def on_this_machine(machines: Mapping[int, str]) -> list[int]:
         return [
             peer
-            for ranks in beside
+            for ranks in beside.values()
             if len({machines.get(each) for each in (*own, *ranks)}) == 1
             for peer in ranks
         ]
 
-    connections = connect_locally(
-        rank,
-        wanted=wanted,
-        group=group,
-        takes_part=device == CPU and bool(stages),
+    local = None
+    if shares_memory:
+        takes_part = device == CPU and bool(stages)
+        local = connect_locally(rank, wanted=on_this_machine, group=group, takes_part=takes_part)
+    local = local or {}
+    remote = connect_by_token(
+        [peer for ranks in beside.values() for peer in ranks if peer not in local], group
     )
-    if not connections:
-        return {}
     return {
-        number: _trade_files({peer: connections[peer] for peer in ranks})
-        for number, ranks in enumerate(layout.ranks)
-        if ranks[0] in connections
+        number: _trade_files({peer: local[peer] for peer in ranks})
+        if ranks[0] in local
+        else [remote[peer] for peer in ranks]
+        for number, ranks in beside.items()
     }
+
+
+def close(neighbour: Neighbour) -> None:
+    """Close the connections with a stage that no worker uses any more."""
+    if isinstance(neighbour, SharedNeighbour):
+        neighbour = [peer.connection for peer in neighbour.peers]
+    for connection in neighbour:
+        connection.close()
 
 
 def _trade_files(connections: Mapping[int, socket.socket]) -> SharedNeighbour:

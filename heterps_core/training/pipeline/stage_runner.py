@@ -38,7 +38,11 @@ from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.pipeline.delayed_layers import DelayedLayers
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE, one_forward_one_backward
-from heterps_core.training.pipeline.shared_memory_boundary import ArrivingRows, SharedMemoryBoundary
+from heterps_core.training.pipeline.shared_memory_boundary import (
+    ArrivingRows,
+    SharedMemoryBoundary,
+    SharedNeighbour,
+)
 from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
 from heterps_core.training.pipeline.stage_exchange import StageSide, batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
@@ -309,12 +313,17 @@ class StageRunner:
     def _boundary(self, neighbour: int, width: int) -> Boundary:
         place, dtype = self.place, getattr(torch, self._config.wire_dtype)
         side = StageSide(layout=place.layout, stage=place.stage, replica=place.replica, neighbour=neighbour)
-        limit_s, shared = _FIRST_SILENCE_LIMIT_S, place.neighbours.get(neighbour)
-        if shared is not None:
-            return SharedMemoryBoundary(
-                side, width=width, silence_limit_s=limit_s, shared=shared, dtype=dtype
-            )
-        return StageBoundary(side, width=width, silence_limit_s=limit_s, device=place.device, dtype=dtype)
+        limit_s, found = _FIRST_SILENCE_LIMIT_S, place.neighbours[neighbour]
+        if isinstance(found, SharedNeighbour):
+            return SharedMemoryBoundary(side, width=width, silence_limit_s=limit_s, shared=found, dtype=dtype)
+        return StageBoundary(
+            side,
+            width=width,
+            silence_limit_s=limit_s,
+            connections=found,
+            device=place.device,
+            dtype=dtype,
+        )
 
     @property
     def sent_bytes(self) -> int:

@@ -24,7 +24,7 @@ from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS, exported_sha256
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -55,7 +55,8 @@ def train_one_step_and_save(rank: int, dataset_folder: str, run_folder: str, mod
     groups = [dist.new_group([0, 1]), dist.new_group([2])]
     stage, replica = layout.position(rank)
     group = groups[0] if stage == 0 else None
-    place = StagePlace(layout=layout, stage=stage, replica=replica, group=group)
+    neighbours = connect_neighbours(layout, rank=rank, shares_memory=False)
+    place = StagePlace(layout=layout, stage=stage, replica=replica, group=group, neighbours=neighbours)
     model = build_stage_model(job.model, dataset.features, job.config, job.stages, place)
     runner = StageRunner(model, job.config, place)
     batch_rows = dataset.batch_rows(0, 0, batch_size=32, seed=0)

@@ -184,9 +184,11 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
     if group is not None and case.shares_memory:
         link = SharedMemoryLink.connect(group, layout=layout, silence_limit_s=60.0)
         assert link is not None
-    neighbours = connect_neighbours(layout, rank=rank, group=everyone) if case.stages_share_memory else {}
+    neighbours = connect_neighbours(
+        layout, rank=rank, device=device, group=everyone, shares_memory=case.stages_share_memory
+    )
     is_last = index == layout.num_stages - 1
-    assert len(neighbours) == (int(index > 0) + int(not is_last) if case.stages_share_memory else 0)
+    assert len(neighbours) == int(index > 0) + int(not is_last)
     place = StagePlace(
         layout=layout,
         stage=index,

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
-from heterps_core.training.pipeline.stage_place import StagePlace
+from heterps_core.training.pipeline.stage_place import StagePlace, connect_neighbours
 from heterps_core.training.pipeline.stage_runner import StageRunner
 from heterps_core.training.replica_batches import request_rows
 from heterps_core.transport.peer_sockets import PeerSockets
@@ -48,7 +48,13 @@ def count_messages(rank: int, num_microbatches: int, is_delayed: bool) -> dict[s
     layout = RankLayout(((0, 1), (2,)) if is_delayed else ((0, 1),))
     replicas = dist.new_group([0, 1])
     stage, replica = layout.position(rank)
-    place = StagePlace(layout=layout, stage=stage, replica=replica, group=replicas if stage == 0 else None)
+    place = StagePlace(
+        layout=layout,
+        stage=stage,
+        replica=replica,
+        group=replicas if stage == 0 else None,
+        neighbours=connect_neighbours(layout, rank=rank, shares_memory=False),
+    )
     config = replace(CONFIG, update_mode=DELAYED) if is_delayed else CONFIG
     counts: Counter[str] = Counter()
     model = build_stage_model(TWO_TABLES, FEATURES, config, stages, place)

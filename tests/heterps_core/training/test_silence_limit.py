@@ -52,7 +52,7 @@ def train_with_slow_steps(rank: int, is_in_shared_memory: bool) -> int:
     """Train all steps as one of two stages; return how many were trained."""
     layout = RankLayout(((0,), (1,)))
     layers: list[nn.Module] = [Start()] if rank == 0 else [Slow(), nn.Linear(4, 1)]
-    neighbours = connect_neighbours(layout, rank=rank, device=CPU) if is_in_shared_memory else {}
+    neighbours = connect_neighbours(layout, rank=rank, device=CPU, shares_memory=is_in_shared_memory)
     place = StagePlace(layout=layout, stage=rank, neighbours=neighbours, silence_limit_s=LIMIT_S)
     stage = bare_stage(layers, input_width=4 * rank, output_width=4 - 3 * rank)
     runner = StageRunner(stage, CONFIG, place)

@@ -70,7 +70,7 @@ def train_part(rank: int, wire_dtype: str, shares_memory: bool) -> Learned:
         embedding_optimizer="sgd",
         wire_dtype=wire_dtype,
     )
-    neighbours = connect_neighbours(LAYOUT, rank=rank) if shares_memory else {}
+    neighbours = connect_neighbours(LAYOUT, rank=rank, shares_memory=shares_memory)
     place = StagePlace(layout=LAYOUT, stage=stage, replica=replica, group=group, neighbours=neighbours)
     model = build_stage_model("ctrdnn", FEATURES, config, STAGES, place)
     runner = StageRunner(model, config, place)

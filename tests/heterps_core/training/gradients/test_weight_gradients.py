@@ -38,7 +38,7 @@ def linears(layers: list[nn.Module]) -> list[nn.Linear]:
 
 def make_runner(layers: list[nn.Module], entering: Tensor) -> StageRunner:
     """Return the last of two stages; what comes from the first is always there."""
-    place = StagePlace(layout=RankLayout(((0,), (1,))), stage=1)
+    place = StagePlace(layout=RankLayout(((0,), (1,))), stage=1, neighbours={0: []})
     runner = StageRunner(bare_stage(layers, input_width=13), CONFIG, place)
     runner._before = FirstStage(entering)  # type: ignore[assignment]
     return runner
