@@ -20,13 +20,13 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from heterps_core.errors import ConfigurationError, DataError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training import monitor
 from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.gradients.optimizers import DenseOptimizer
 from heterps_core.training.node.failures import root_cause
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import Progress
@@ -81,15 +81,18 @@ def build_frozen_in_checkpoint(features):
     """A model whose last stage stands still between its update of step 10 and the checkpoint behind it."""
     num_updates = 0
 
-    def stand_still(optimizer, args, kwargs):
+    update = DenseOptimizer.step
+
+    def update_and_stand_still(self, learning_rate):
         nonlocal num_updates
+        update(self, learning_rate)
         num_updates += 1
         mark = Path(os.environ[FREEZES_VARIABLE])
         if num_updates == CHECKPOINT_INTERVAL_STEPS and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    register_optimizer_step_post_hook(stand_still)
+    DenseOptimizer.step = update_and_stand_still
     return build_tiny(features)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -146,11 +145,9 @@ def tensors_on_any_device(path: Path) -> Iterator[str]:
     + [(model, "bfloat16") for model in CTR_MODELS if model != "finalmlp"],
 )
 def test_a_stage_keeps_to_its_device(model, precision, monkeypatch):
-    # It has neither autocast nor fused updates, which are torch's own matter.
+    # It has no autocast, which is torch's own matter.
     opened = []
     monkeypatch.setattr(torch, "autocast", lambda kind, *_, **options: opened.append(kind) or nullcontext())
-    optimizers = import_module("torch.optim.optimizer")
-    monkeypatch.setattr(optimizers, "_get_fused_kernels_supported_devices", lambda: ["cpu", OTHER.type])
     stages = [Stage(0, len(build_chain(model, FEATURES, seed=0)) - 1, "gpu", 1)]
     config = TrainingConfig(batch_size=8, num_microbatches=1, num_epochs=1, seed=0)
     stage_model = build_stage_model(model, FEATURES, config, stages, StagePlace(device=OTHER))
