@@ -196,7 +196,7 @@ class MadeUp:
     def send(self, rows_BW: Tensor, num_rows: int) -> None:
         """Send nothing."""
 
-    def wait_until_sent(self) -> None:
+    def end_step(self, *, is_drained: bool) -> None:
         """Wait for nothing."""
 
 

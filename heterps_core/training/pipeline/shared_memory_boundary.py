@@ -114,11 +114,8 @@ class SharedMemoryBoundary:
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
 
-    def wait_until_sent(self) -> None:
-        """Tell neighbours that a step is at its end.
-
-        What was sent is in memory already, so there is nothing to wait for.
-        """
+    def end_step(self, *, is_drained: bool) -> None:
+        """Tell neighbours that a step is at its end; all rows are in memory already, drained or not."""
         for peer in range(len(self._shared.peers)):
             # One that has left needs to know nothing, and is missed where something is expected of it.
             with suppress(LostWorkerError):

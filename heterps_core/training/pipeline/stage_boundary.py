@@ -83,14 +83,16 @@ class StageBoundary:
         for route in self._side.routes(num_rows):
             self._peers[route.peer_replica].send(leaving, route.first, route.stop)
 
-    def wait_until_sent(self) -> None:
-        """Wait until connections have taken all messages; at the end of a step.
+    def end_step(self, *, is_drained: bool) -> None:
+        """End a step; where the pipeline is drained, wait until connections have taken all messages.
+
+        Elsewhere a neighbour that itself waits to be read may not read them before this stage goes on.
 
         Raises:
-            LostWorkerError: A neighbour did not take one in time.
+            LostWorkerError: A neighbour died, or did not take a message in time.
         """
         for peer in self._peers:
-            peer.wait_until_sent()
+            peer.check_sent(waits=is_drained)
 
     def lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
         """Return what to say of a replica of the neighbour."""
@@ -111,8 +113,7 @@ class _Peer:
         self._unsent: deque[Future[None]] = deque()
 
     def send(self, leaving: HostCopy, first: int, stop: int) -> None:
-        while self._unsent and self._unsent[0].done():
-            self._unsent.popleft().result()
+        self.check_sent(waits=False)
         num_sent = 0
         if not self._unsent and leaving.is_there():
             content = bytes_of(leaving.tensor[first:stop])
@@ -139,8 +140,9 @@ class _Peer:
         except OSError as error:
             raise self._boundary.lost(self._number, has_ended=True) from error
 
-    def wait_until_sent(self) -> None:
-        while self._unsent:
+    def check_sent(self, *, waits: bool) -> None:
+        """Forget messages that are sent, all of them after waiting; raises what became of them."""
+        while self._unsent and (waits or self._unsent[0].done()):
             self._unsent.popleft().result()
 
     def fill(self, content: memoryview, *, waits: bool) -> memoryview:

@@ -224,7 +224,7 @@ class StageRunner:
         while self._post_receive(to_receive):
             pass
         weight_gradients.finish()
-        self._wait_until_sent()
+        self._end_step(is_drained=self._is_drained)
         if self._delayed is not None:
             gradients = self._delayed.take_gradients()
         else:
@@ -303,7 +303,7 @@ class StageRunner:
                     logits.append(leaving.squeeze(1))
             # Copied before neighbours may write over what arrived.
             found = torch.cat(logits).cpu() if logits else torch.empty(0, device=CPU)
-            self._wait_until_sent()
+            self._end_step(is_drained=True)
         return found
 
     def _set_mode(self, *, is_training: bool) -> None:
@@ -351,6 +351,6 @@ class StageRunner:
         self.waited_seconds += time.perf_counter() - started_s
         return rows_BW
 
-    def _wait_until_sent(self) -> None:
+    def _end_step(self, *, is_drained: bool) -> None:
         for boundary in self._boundaries:
-            boundary.wait_until_sent()
+            boundary.end_step(is_drained=is_drained)

@@ -74,7 +74,7 @@ class FirstStage:
         self.waiting_products.append(len(self.weight_gradients))
         self.gradients.append(rows.clone())
 
-    def wait_until_sent(self) -> None:
+    def end_step(self, *, is_drained: bool) -> None:
         pass
 
     def begin(self, runner: StageRunner, num_chunks: int) -> None:

@@ -65,7 +65,7 @@ def send_or_take_all(rank: int, shares_memory: bool, step_rows: list[int]) -> in
             time.sleep(0.05)
             assert all(map(torch.equal, taken, expected))
             num_taken += sum(map(len, taken))
-        boundary.wait_until_sent()
+        boundary.end_step(is_drained=True)
     return num_taken
 
 
@@ -88,6 +88,7 @@ def send_much_to_one_another(rank: int) -> bool:
     ]
     for rows_BW in sent:
         boundary.send(rows_BW, len(rows_BW))
+        boundary.end_step(is_drained=False)
     arriving = [boundary.receive(len(rows_BW)) for rows_BW in expected]
     return all(torch.equal(each.wait(), rows_BW) for each, rows_BW in zip(arriving, expected, strict=True))
 
@@ -128,7 +129,7 @@ def send_to_a_neighbour_that_reads_nothing(rank: int) -> str:
         return ""
     boundary.send(torch.zeros(MORE_ROWS_THAN_A_CONNECTION_TAKES, WIDTH), MORE_ROWS_THAN_A_CONNECTION_TAKES)
     with pytest.raises(LostWorkerError) as caught:
-        boundary.wait_until_sent()
+        boundary.end_step(is_drained=True)
     return str(caught.value)
 
 
@@ -159,7 +160,7 @@ def wait_for_a_neighbour_that_is_gone(rank: int, shares_memory: bool) -> str:
         receiving.wait()
     with pytest.raises(LostWorkerError):
         send_until_lost(boundary)
-    boundary.wait_until_sent()
+    boundary.end_step(is_drained=True)
     return str(caught.value)
 
 
