@@ -19,6 +19,10 @@ HOURS_PER_MONTH = 730.0
 INCLUDED_MIB_PER_S, MOST_MIB_PER_S = 125, 1_000
 """Throughput of a gp3 volume that its price includes, and the most that it can have (Amazon EBS User Guide)."""
 
+_INCLUDED_IOPS, _IOPS_PER_MIB_PER_S = 3_000, 4
+"""Operations of a gp3 volume that its price includes, and those without which EBS refuses a throughput: at most 0.25
+MiB/s for each (Amazon EBS User Guide, General Purpose SSD volumes)."""
+
 _LEASE_LOOK_INTERVAL_S = 60.0
 _REQUESTS_PER_LOOK = 2
 
@@ -41,6 +45,9 @@ RATES: Mapping[str, _ServiceRate] = {
     "disk throughput": _ServiceRate(
         "MiB/s-month", 0.04, "aws.amazon.com/ebs/pricing, gp3 above 125 MiB/s, us-east-1"
     ),
+    "disk operations": _ServiceRate(
+        "IOPS-month", 0.005, "aws.amazon.com/ebs/pricing, gp3 above 3,000, us-east-1"
+    ),
     "public addresses": _ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
     "requests that write or list": _ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
     "requests that read": _ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
@@ -62,10 +69,21 @@ class ServiceLine:
     usd: float
 
 
-def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: float) -> float:
-    """Return the price of more room and throughput of an instance's disk."""
-    throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0.0) * RATES["disk throughput"].usd_per_unit
-    return (gigabytes * RATES["disks"].usd_per_unit + throughput) / HOURS_PER_MONTH
+def disk_iops(mib_per_s: int) -> int:
+    """Return the operations that a gp3 volume must have for a throughput.
+
+    Example:
+        >>> disk_iops(750), disk_iops(850)
+        (3000, 3400)
+    """
+    return max(_INCLUDED_IOPS, _IOPS_PER_MIB_PER_S * mib_per_s)
+
+
+def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: int) -> float:
+    """Return the price of more room and throughput of an instance's disk, and of the operations that this needs."""
+    throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0) * RATES["disk throughput"].usd_per_unit
+    operations = (disk_iops(mib_per_s) - _INCLUDED_IOPS) * RATES["disk operations"].usd_per_unit
+    return (gigabytes * RATES["disks"].usd_per_unit + throughput + operations) / HOURS_PER_MONTH
 
 
 def usd_per_machine_hour(*, disk_gb_each: float) -> float:

@@ -15,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger_entry import moment_or_none
+from infra.prices.service_charges import disk_iops
 from infra.providers.aws.errors import is_refused
 from infra.providers.aws.node_role import NodeRole, delete_node_role
 from infra.providers.aws.tags import INTENDED_TAG, RUN_TAG, as_dictionary, as_tag_list, own_filters
@@ -58,7 +59,11 @@ def template_data(
                     "DeleteOnTermination": True,
                     "VolumeType": "gp3",
                     "VolumeSize": DISK_GB + (0 if table_disk is None else table_disk.gigabytes),
-                    **({} if table_disk is None else {"Throughput": table_disk.mib_per_s}),
+                    **(
+                        {}
+                        if table_disk is None
+                        else {"Throughput": table_disk.mib_per_s, "Iops": disk_iops(table_disk.mib_per_s)}
+                    ),
                 },
             }
         ],

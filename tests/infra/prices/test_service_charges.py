@@ -1,7 +1,7 @@
 import pytest
 
 from heterps_core.training.storage.store import StorageUsage
-from infra.prices.service_charges import service_lines, usd_per_machine_hour
+from infra.prices.service_charges import service_lines, table_disk_usd_per_hour, usd_per_machine_hour
 
 
 def usd_by_service(**options):
@@ -29,6 +29,13 @@ def test_each_hour_of_a_machine_has_its_disk_its_address_and_what_it_asks_of_the
     per_hour = 73 * 0.08 / 730 + 0.005 + 0.0018 + 0.000048
 
     assert usd_per_machine_hour(disk_gb_each=73) == pytest.approx(per_hour)
+
+
+@pytest.mark.parametrize(("mib_per_s", "iops_above_3000"), [(125, 0), (750, 0), (850, 400), (1_000, 1_000)])
+def test_a_fast_volume_costs_the_operations_that_its_throughput_needs(mib_per_s, iops_above_3000):
+    per_month = 200 * 0.08 + (mib_per_s - 125) * 0.04 + iops_above_3000 * 0.005
+
+    assert table_disk_usd_per_hour(gigabytes=200, mib_per_s=mib_per_s) == pytest.approx(per_month / 730)
 
 
 def test_what_was_read_kept_and_sent_away_has_lines_of_its_own():

@@ -49,12 +49,22 @@ def test_machines_have_room_for_rows_of_tables_and_tell_what_it_costs(launch, cl
     _, data = template_of(client)
     (volume,) = data["BlockDeviceMappings"]
     assert (volume["Ebs"]["VolumeSize"], volume["Ebs"]["Throughput"]) == (DISK_GB + 300, 250)
+    assert volume["Ebs"]["Iops"] == 3000
     # The ledger has it, and where that is lost the machines themselves.
     assert {entry.disk_usd_per_hour for entry in ledger.entries()} == {0.04}
     assert {instance.terms.disk_usd_per_hour for instance in provider.list_instances()} == {0.04}
     assert provider.billed_usd_per_hour(bought) == pytest.approx(
         provider.billed_usd_per_hour(plan()) + 2 * 0.04
     )
+
+
+def test_a_volume_is_given_the_operations_without_which_ebs_refuses_its_throughput(launch, client):
+    launch(replace(plan(), table_disk=TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)))
+
+    (volume,) = template_of(client)[1]["BlockDeviceMappings"]
+
+    # At most 0.25 MiB/s for each (Amazon EBS User Guide).
+    assert volume["Ebs"]["Iops"] >= 850 / 0.25
 
 
 def test_the_security_group_lets_in_only_itself(launch, client):
