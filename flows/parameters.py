@@ -182,7 +182,7 @@ class TrainedParameters(_ModelParameters):
 
     embedding_folders: list[str] = Field([])
     """Folders of a worker for those other rows, one on each disk, used in turns. Empty for the run's own
-    folder, or with a bucket for the one that TMPDIR names."""
+    folder, or with a bucket for the machine's own disks, else the folder that TMPDIR names."""
 
     num_threads: Annotated[int, of_unit("threads", ge=1)] = ENGINE["num_threads"]
     """CPU threads of a worker. Plans assume one for workers on a CPU; more are for dry runs and for GPU workers."""

@@ -207,7 +207,8 @@ class TrainingConfig:
 
     embedding_folders: tuple[str, ...] = ()
     """Where a worker keeps the rows that are not in memory, a folder on each of its disks, which have rows in
-    turns. Empty for the run's folder, or that for temporary files where the run is in a bucket."""
+    turns. Empty on a rented machine for its own disks, or without any for the folder of temporary files, elsewhere
+    for the run's folder."""
 
     day_number: int = 0
     """The day that is trained on, in days since 0001-01-01; 0 where the data has none. Dynamic ids note it as the one

@@ -23,7 +23,7 @@ from heterps_core.training.evaluation import judge_trained
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.node.host_memory import peak_bytes
-from heterps_core.training.node.node_life import own_run_directory
+from heterps_core.training.node.node_life import own_disks, own_run_directory
 from heterps_core.training.node.worker_life import SignsOfLife, start_signs
 from heterps_core.training.node.worker_meeting import meet
 from heterps_core.training.pipeline.stage_place import StagePlace
@@ -75,7 +75,7 @@ def train(run: RunDirectory, signs: SignsOfLife) -> None:
 
 def worker_loop(run: RunDirectory, job: TrainingJob, place: StagePlace, signs: SignsOfLife) -> TrainingLoop:
     """Return the loop that trains a worker's part of a job and writes its checkpoints and metrics."""
-    config = job.config
+    config = replace(job.config, embedding_folders=job.config.embedding_folders or own_disks())
     dataset = (
         PreparedDataset.open(job.dataset)
         if run.is_local

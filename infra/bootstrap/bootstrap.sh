@@ -70,6 +70,32 @@ watch_lease() {
   fi
 }
 
+# Prints the disks of a machine's own (instance stores, by the model that EC2 gives them), formatted and mounted, one
+# folder each: workers write to several in turns. A disk that holds anything is left alone. No discards: EC2 hands the
+# disks over empty, and they would take a minute.
+mount_own_disks() {
+  local disk folder signatures
+  lsblk --nodeps --noheadings --paths --output NAME,MODEL |
+    sed -n 's/[[:space:]].*Amazon EC2 NVMe Instance Storage.*//p' |
+    while read -r disk; do
+      folder="/mnt/heterps/${disk##*/}"
+      if signatures=$(wipefs --noheadings "$disk") && [ -z "$signatures" ] && make_file_system "$disk" &&
+        mkdir -p "$folder" && mount -o noatime "$disk" "$folder"; then
+        echo "$folder"
+      else
+        echo "bootstrap: the disk $disk is not used: it is not empty, or cannot be formatted or mounted" >&2
+      fi
+    done
+}
+
+make_file_system() {
+  if command -v mkfs.xfs >/dev/null; then
+    mkfs.xfs -q -K "$1"
+  else
+    mkfs.ext4 -q -m 0 -i 4194304 -E nodiscard "$1"
+  fi >&2
+}
+
 look_s=$(((HETERPS_LEASE_S + 9) / 10))
 watch_lease >/dev/null 2>&1 &
 watch=$!
@@ -77,6 +103,15 @@ watch=$!
 # A rented machine that has nothing more to do ends itself, also where it never came so far as to train.
 if [ "$HETERPS_NODE_IS" = machine ]; then
   trap 'kill "$watch"; shutdown -P now' EXIT
+  # Rows of tables that memory does not hold, and all temporary files, go to the machine's own disks, else to its volume;
+  # not to /tmp, which Amazon Linux 2023 keeps in memory.
+  HETERPS_OWN_DISKS=$(mount_own_disks | paste -sd :) || HETERPS_OWN_DISKS=""
+  export HETERPS_OWN_DISKS
+  if [ -n "$HETERPS_OWN_DISKS" ]; then
+    TMPDIR=${HETERPS_OWN_DISKS%%:*}
+  fi
+  export TMPDIR="${TMPDIR:-/var/tmp}"
+  df -h "$TMPDIR" >&2
 fi
 
 if ! "$HETERPS_PYTHON" -c '

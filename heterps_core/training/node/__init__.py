@@ -14,3 +14,6 @@ KIND_VARIABLE = "HETERPS_NODE_IS"
 """A machine, or a process of the flow's."""
 
 DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
+
+OWN_DISKS_VARIABLE = "HETERPS_OWN_DISKS"
+"""Folders on the machine's own disks, with colons between them; set by the bootstrap, empty where it has none."""

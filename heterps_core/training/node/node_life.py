@@ -28,6 +28,7 @@ from heterps_core.training.node import (
     HEARTBEAT_INTERVAL_S,
     KIND_VARIABLE,
     NODE_ID_VARIABLE,
+    OWN_DISKS_VARIABLE,
     RUN_DIRECTORY_VARIABLE,
     RUN_KEY_VARIABLE,
 )
@@ -137,6 +138,11 @@ def own_node(cluster: Cluster) -> Node:
 def runs_here_as_dry_run() -> bool:
     """Tell whether this node is a process on the flow's machine, and not the machine that it stands for."""
     return os.environ.get(DRY_RUN_VARIABLE, "1") == "1"
+
+
+def own_disks() -> tuple[str, ...]:
+    """Return the folders on this machine's own disks, one each."""
+    return tuple(filter(None, os.environ.get(OWN_DISKS_VARIABLE, "").split(":")))
 
 
 def is_machine() -> bool:

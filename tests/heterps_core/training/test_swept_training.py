@@ -28,6 +28,7 @@ from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoi
 from heterps_core.training.evaluation import predict_held_out
 from heterps_core.training.job import StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
+from heterps_core.training.node import OWN_DISKS_VARIABLE
 from heterps_core.training.start_model import begin
 from heterps_core.training.step_metrics import read_steps
 from heterps_core.training.storage.exported_files import OPTIMIZER_STATE, WEIGHTS
@@ -166,6 +167,18 @@ def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
     for counts in swept.counts:
         assert 0 < counts.rows_fetched < counts.rows_asked
         assert counts.bytes_read >= counts.bytes_written > 0
+
+
+def test_a_machine_keeps_rows_on_its_own_disks_where_no_folders_are_given(dataset, tmp_path, monkeypatch):
+    disks = [tmp_path / "nvme1n1", tmp_path / "nvme2n1"]
+    monkeypatch.setenv(OWN_DISKS_VARIABLE, ":".join(map(str, disks)))
+    config = replace(CONFIG, num_epochs=1, embedding_memory_bytes=MEMORY_BYTES)
+
+    swept = Trained(dataset, tmp_path / "run", ALONE, config)
+
+    assert swept.counts[0].bytes_written > 0
+    # The folders were made for files without names.
+    assert [list(disk.iterdir()) for disk in disks] == [[], []]
 
 
 @pytest.mark.parametrize("stages", [ALONE, REPLICAS], ids=["alone", "replicas"])

@@ -43,6 +43,9 @@ LINK_MBIT_PER_S = 200
 SHUTDOWN = '#!/bin/sh\necho "$@" >> "$SHUTDOWN_LOG"\n'
 """Writes down what it is asked for: this machine is only borrowed."""
 
+NO_DISKS = "#!/bin/sh\n"
+"""The disks of this machine are not the host's to format."""
+
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -70,8 +73,9 @@ class Host(NetworkHost):
         """Run the user data as the first boot does, with nothing but a machine's own environment."""
         tools = self.folder / "sbin"
         tools.mkdir()
-        (tools / "shutdown").write_text(SHUTDOWN)
-        (tools / "shutdown").chmod(0o755)
+        for name, command in {"shutdown": SHUTDOWN, "lsblk": NO_DISKS}.items():
+            (tools / name).write_text(command)
+            (tools / name).chmod(0o755)
         script = self.folder / "user-data"
         script.write_bytes(user_data)
         script.chmod(0o755)

@@ -182,12 +182,18 @@ def test_a_node_lives_as_long_as_its_lease_is_renewed(short_lease, tmp_path):
     assert len(looks.read_text()) > RENEWALS
 
 
-def rented(environment, tmp_path):
-    """The same on a rented machine, whose shutdown is only written down."""
+def rented(environment, tmp_path, **commands):
+    """The same on a rented machine, whose shutdown is only written down; without disks of its own, if none are given.
+
+    Args:
+        commands: Shell scripts in place of the machine's commands.
+    """
     tools = tmp_path / "sbin"
     tools.mkdir()
-    (tools / "shutdown").write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path / "shutdowns"}"\n')
-    (tools / "shutdown").chmod(0o755)
+    shutdown = f'echo "$@" >> "{tmp_path / "shutdowns"}"'
+    for name, script in {"shutdown": shutdown, "lsblk": "", **commands}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tools / name).chmod(0o755)
     return {**environment, "HETERPS_NODE_IS": "machine", "PATH": f"{tools}:{environment['PATH']}"}
 
 
@@ -278,6 +284,111 @@ def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_l
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+
+
+WHERE_ROWS_GO = ("-c", "import os; print(os.environ['TMPDIR'], os.environ['HETERPS_OWN_DISKS'])")
+TWO_DISKS = """
+echo '/dev/nvme0n1 Amazon Elastic Block Store'
+echo '/dev/nvme1n1 Amazon EC2 NVMe Instance Storage'
+echo '/dev/nvme2n1 Amazon EC2 NVMe Instance Storage'"""
+
+
+def pretended_disks(tmp_path, lsblk=TWO_DISKS, **commands):
+    """Return commands that write down how they were called with a disk."""
+
+    def noted(name):
+        return f'echo {name} "$@" >> "{tmp_path / "calls"}"'
+
+    return {
+        "lsblk": lsblk,
+        "wipefs": "",
+        "mkdir": 'case "$2" in /mnt/*) ;; *) exec /bin/mkdir "$@" ;; esac',
+        "df": "",
+        "mkfs.xfs": noted("mkfs.xfs"),
+        "mount": noted("mount"),
+        **commands,
+    }
+
+
+def test_a_rented_machine_formats_and_mounts_its_own_disks_and_puts_rows_there(environment, tmp_path):
+    ended = boot(rented(environment, tmp_path, **pretended_disks(tmp_path)), *WHERE_ROWS_GO)
+
+    folders = ["/mnt/heterps/nvme1n1", "/mnt/heterps/nvme2n1"]
+    assert ended.stdout.split() == [folders[0], ":".join(folders)], ended.stderr
+    # Not the volume that the machine boots from.
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "mkfs.xfs -q -K /dev/nvme1n1",
+        f"mount -o noatime /dev/nvme1n1 {folders[0]}",
+        "mkfs.xfs -q -K /dev/nvme2n1",
+        f"mount -o noatime /dev/nvme2n1 {folders[1]}",
+    ]
+
+
+def test_a_disk_that_holds_anything_is_left_alone(environment, tmp_path):
+    disks = pretended_disks(
+        tmp_path, wipefs='case "$2" in */nvme1n1) echo 0x218 LVM2_member ;; esac', mount="exit 0"
+    )
+
+    ended = boot(rented(environment, tmp_path, **disks), *WHERE_ROWS_GO)
+
+    assert ended.stdout.split() == ["/mnt/heterps/nvme2n1"] * 2
+    assert "nvme1n1" not in (tmp_path / "calls").read_text()
+    assert "the disk /dev/nvme1n1 is not used: it is not empty" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "commands",
+    [{"lsblk": "echo '/dev/nvme0n1 Amazon Elastic Block Store'"}, {"lsblk": "exit 1"}, {"mount": "exit 32"}],
+    ids=["without disks", "without lsblk", "that cannot be mounted"],
+)
+def test_a_machine_without_usable_disks_puts_rows_on_its_volume_and_not_into_memory(
+    environment, tmp_path, commands
+):
+    machine = rented(environment, tmp_path, **pretended_disks(tmp_path, **commands))
+    del machine["TMPDIR"]
+
+    ended = subprocess.run(
+        ["bash", str(BOOTSTRAP_SCRIPT), *WHERE_ROWS_GO],
+        env=machine,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "/var/tmp \n"
+
+
+@pytest.mark.root
+def test_a_real_file_system_is_made_and_mounted_on_an_empty_disk(environment, tmp_path):
+    """A loop device stands for the disk; what follows is the machine's own mkfs and mount."""
+    image = tmp_path / "disk"
+    with image.open("wb") as file:
+        file.truncate(400 * 2**20)
+    attached = subprocess.run(
+        ["losetup", "--find", "--show", str(image)], capture_output=True, text=True, check=False
+    )
+    if attached.returncode:
+        pytest.skip(f"needs a loop device: {attached.stderr.strip()}")
+    device = attached.stdout.strip()
+    folder = f"/mnt/heterps/{Path(device).name}"
+    try:
+        lsblk = f"echo '{device} Amazon EC2 NVMe Instance Storage'"
+        machine = rented(environment, tmp_path, lsblk=lsblk)
+
+        ended = boot(machine, "-c", "import shutil, os; print(shutil.disk_usage(os.environ['TMPDIR']).free)")
+
+        assert ended.returncode == 0, ended.stderr
+        assert os.path.ismount(folder)
+        # Two hundredths are left to the file system.
+        assert 0.9 * image.stat().st_size < int(ended.stdout) < image.stat().st_size
+    finally:
+        subprocess.run(["umount", folder], check=False)
+        subprocess.run(["losetup", "--detach", device], check=False)
+        for empty in (Path(folder), Path(folder).parent):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
 
 
 @pytest.mark.slow
