@@ -35,6 +35,9 @@ class Node:
     disk_usd_per_hour: float = 0.0
     """Price of the disk that holds rows of tables, beside the machine's."""
 
+    own_disk_bytes: float = 0.0
+    """Size of the machine's own disks, where these hold rows of tables; 0 where its volume does."""
+
     zone: str | None = None
     """The price holds there; None where it holds in the whole region."""
 

@@ -36,6 +36,9 @@ _ROUNDING = 0.99
 
 _MBIT_PER_GBIT = 1_000
 
+_S_PER_MB_PER_S_PER_TB = 1e-6
+"""1 MB/s for each TB, as a share of the size in a second."""
+
 _PUBLISHED = Path(__file__).with_name("published")
 _TABLE = _PUBLISHED / "instance_types_2026-07-20.csv.gz"
 
@@ -72,11 +75,27 @@ class _Card:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _LocalDisks:
+    """Speeds of the local disks of instance families, which grow with the size of the disks."""
+
+    families: tuple[str, ...]
+    read_mb_per_s_per_tb: float
+    write_mb_per_s_per_tb: float
+    source: str
+
+    @property
+    def bytes_per_s_per_byte(self) -> float:
+        """Speed of reading and writing by turns as many bytes each, which sweeps do, for each byte of the size."""
+        return _S_PER_MB_PER_S_PER_TB * 2 / (1 / self.read_mb_per_s_per_tb + 1 / self.write_mb_per_s_per_tb)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
     """The tables of `hardware.toml`."""
 
     processors: Mapping[str, _Processor]
     cards: Mapping[str, _Card]
+    local_disks: Mapping[str, _LocalDisks]
     left_out: Mapping[str, tuple[str, ...]]
     """Reason -> families."""
 
@@ -87,6 +106,8 @@ class _Size(NamedTuple):
     instance: InstanceType
     clock_hz: float
     local_disk_bytes: float
+    local_disk_bytes_per_s: float
+    """0 where no figures of the family are published."""
 
 
 class _Core(NamedTuple):
@@ -97,6 +118,7 @@ class _Core(NamedTuple):
     network_bytes_per_s: float
     disk_bytes_per_s: float
     local_disk_bytes: float
+    local_disk_bytes_per_s: float
 
     @classmethod
     def of(cls, size: _Size, processor: _Processor) -> _Core:
@@ -108,6 +130,7 @@ class _Core(NamedTuple):
             network_bytes_per_s=instance.network_bandwidth_bytes_per_s / cores or math.inf,
             disk_bytes_per_s=instance.disk_bandwidth_bytes_per_s / cores or math.inf,
             local_disk_bytes=size.local_disk_bytes / cores,
+            local_disk_bytes_per_s=size.local_disk_bytes_per_s / cores,
         )
 
     @classmethod
@@ -177,13 +200,14 @@ def derived(hardware: Hardware) -> dict[str, DeviceType]:
     Raises:
         ConfigurationError: A family of theirs has no sizes in the table of instance types.
     """
+    speeds = {family: each for each in hardware.local_disks.values() for family in each.families}
     sizes: dict[str, list[_Size]] = defaultdict(list)
     for row in _rows():
         if row["vcpus"]:
-            sizes[row["family"]].append(_size(row))
+            sizes[row["family"]].append(_size(row, speeds.get(row["family"])))
     of_processors = [family for each in hardware.processors.values() for family in each.families]
     of_cards = [family for each in hardware.cards.values() for family in each.families]
-    for family in (*of_processors, *of_cards):
+    for family in (*of_processors, *of_cards, *speeds):
         if family not in sizes:
             raise ConfigurationError(
                 f"each family of hardware.toml must have sizes in {_TABLE.name}, but {family} has none; add them, or "
@@ -218,6 +242,8 @@ def _core_types(processor: _Processor, sizes: Mapping[str, Sequence[_Size]]) -> 
             memory_bandwidth_bytes_per_s=processor.socket_bytes_per_s / processor.socket_cores,
             memory_bytes=int(least.memory_bytes),
             network_bandwidth_bytes_per_s=least.network_bytes_per_s,
+            local_disk_bytes=least.local_disk_bytes,
+            local_disk_bytes_per_s=least.local_disk_bytes_per_s,
             vcpus_per_unit=processor.vcpus_per_core,
             architecture=processor.architecture,
             instance_families=tuple(group),
@@ -255,7 +281,7 @@ def _rows() -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(gzip.decompress(_TABLE.read_bytes()).decode())))
 
 
-def _size(row: Mapping[str, str]) -> _Size:
+def _size(row: Mapping[str, str], local_disks: _LocalDisks | None) -> _Size:
     instance = InstanceType(
         name=row["instance_type"],
         vcpus=int(row["vcpus"]),
@@ -266,7 +292,15 @@ def _size(row: Mapping[str, str]) -> _Size:
         network_bandwidth_bytes_per_s=float(row["network_bandwidth_mbps"] or 0) * BYTES_PER_S_PER_MBIT_PER_S,
         disk_bandwidth_bytes_per_s=float(row["ebs_bandwidth_mbps"] or 0) * BYTES_PER_S_PER_MBIT_PER_S,
     )
-    return _Size(instance, float(row["cpu_clock_mhz"]) * 1e6, float(row["local_nvme_gb"] or 0) * 1e9)
+    local_disk_bytes = float(row["local_nvme_gb"] or 0) * 1e9
+    return _Size(
+        instance=instance,
+        clock_hz=float(row["cpu_clock_mhz"]) * 1e6,
+        local_disk_bytes=local_disk_bytes,
+        local_disk_bytes_per_s=0.0
+        if local_disks is None
+        else local_disk_bytes * local_disks.bytes_per_s_per_byte,
+    )
 
 
 HARDWARE: Hardware = from_json(

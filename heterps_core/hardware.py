@@ -165,6 +165,12 @@ class DeviceType:
     network_bandwidth_bytes_per_s: float
     """One unit's share of its instance's network; sizes with a smaller share do not carry the type."""
 
+    local_disk_bytes: float = 0.0
+    """The core's share of its instance's own disks."""
+
+    local_disk_bytes_per_s: float = 0.0
+    """The same of their speed, read and written by turns; 0 where it is not known."""
+
     kernel_launch_seconds: float = 5e-6
     """Fixed cost of one operation, however small its tensors.
 

@@ -103,15 +103,10 @@ watch=$!
 # A rented machine that has nothing more to do ends itself, also where it never came so far as to train.
 if [ "$HETERPS_NODE_IS" = machine ]; then
   trap 'kill "$watch"; shutdown -P now' EXIT
-  # Rows of tables that memory does not hold, and all temporary files, go to the machine's own disks, else to its volume;
-  # not to /tmp, which Amazon Linux 2023 keeps in memory.
+  # Rows of tables that memory does not hold go to the machine's own disks, or to its volume where that was bought for them;
+  # temporary files to the volume. Nothing goes to /tmp, which Amazon Linux 2023 keeps in memory.
   HETERPS_OWN_DISKS=$(mount_own_disks | paste -sd :) || HETERPS_OWN_DISKS=""
-  export HETERPS_OWN_DISKS
-  if [ -n "$HETERPS_OWN_DISKS" ]; then
-    TMPDIR=${HETERPS_OWN_DISKS%%:*}
-  fi
-  export TMPDIR="${TMPDIR:-/var/tmp}"
-  df -h "$TMPDIR" >&2
+  export HETERPS_OWN_DISKS TMPDIR="${TMPDIR:-/var/tmp}"
 fi
 
 if ! "$HETERPS_PYTHON" -c '

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from typing import ClassVar, Self
 
 from heterps_core.cluster import Cluster, Node
+from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import hardware_name
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap
 from infra.checks import Check
@@ -261,5 +263,17 @@ def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) ->
         price_usd_per_hour=request.offer.price_usd_per_hour,
         provider_instance_id=provider_instance_id,
         disk_usd_per_hour=request.disk_usd_per_hour,
+        own_disk_bytes=_own_disk_bytes(request),
         zone=request.offer.zone,
     )
+
+
+def _own_disk_bytes(request: NodeRequest) -> float:
+    """Return the size of a machine's own disks where rows of tables go there, as its stage was planned.
+
+    Where no volume was bought, they go there too, at a speed that no plan knows.
+    """
+    hardware = DEVICE_TYPES.get(hardware_name(request.device_type))
+    if hardware is None or (request.disk_usd_per_hour > 0 and not hardware.local_disk_bytes_per_s):
+        return 0.0
+    return hardware.local_disk_bytes * hardware.equal_units_of(request.offer.instance_type)

@@ -31,6 +31,9 @@ from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, tab
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of a table's rows in memory, of which a plan takes one for each stage."""
 
+OWN_DISK, VOLUME = "own disk", "EBS volume"
+"""Names of the disks that plans say: an instance store, and gp3 beside an instance, which is bought."""
+
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
@@ -63,7 +66,8 @@ def with_table_disks(
 ) -> SchedulingProblem:
     """Return the problem with a disk at every core, where some unit cannot hold all tables.
 
-    Cards have none: their tables lie in their own memory. Disks are not among what plans are compared by: like
+    Cards have none: their tables lie in their own memory. A core has its share of its instance's own disks where
+    their speed is known, else of a volume that is bought. Volumes are not among what plans are compared by: like
     addresses they are charged with the machines (`Provider.billed_usd_per_hour`), some hundredths of their price.
     """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
@@ -82,14 +86,26 @@ def with_table_disks(
             for costs, layer in zip(problem.layers, graph.layers, strict=True)
         ),
         device_types={
-            name: _with_disk(unit, disk_bytes_per_s(name, offers)) if is_cpu(name) else unit
+            name: _with_disk(name, unit, offers) if is_cpu(name) else unit
             for name, unit in problem.device_types.items()
         },
     )
 
 
-def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
-    """Return a unit with a disk as fast as its share of what its instance moves, where that is known.
+def _with_disk(name: str, unit: UnitType, offers: Sequence[InstanceOffer]) -> UnitType:
+    hardware = get_device_type(name)
+    if not hardware.local_disk_bytes_per_s:
+        return _with_volume(unit, disk_bytes_per_s(name, offers))
+    return _sweeping(
+        unit,
+        name=OWN_DISK,
+        disk_bytes=hardware.local_disk_bytes / (1 + FREE_SHARE),
+        bytes_per_s=hardware.local_disk_bytes_per_s,
+    )
+
+
+def _with_volume(unit: UnitType, share_bytes_per_s: float) -> UnitType:
+    """Return a unit with a volume as fast as its share of what its instance moves, where that is known.
 
     The share is that of the family's largest size, which smaller ones keep up all day; their own figures are
     bursts of half an hour (Amazon EC2 User Guide, EBS-optimized instances). The unit is sold in instances whose units
@@ -103,14 +119,22 @@ def _with_disk(unit: UnitType, share_bytes_per_s: float) -> UnitType:
     if unit.instances and not small:
         return unit
     price = min((size.price_usd_per_hour / size.units for size in small), default=unit.price_usd_per_hour)
-    return replace(
+    unit = replace(
         unit,
         instances=small,
         on_demand_instances=unit.on_demand_instances
         and tuple(size for size in unit.on_demand_instances if size.units <= most_units),
         price_usd_per_hour=price,
+    )
+    return _sweeping(unit, name=VOLUME, disk_bytes=VOLUME_BYTES, bytes_per_s=bytes_per_s)
+
+
+def _sweeping(unit: UnitType, *, name: str, disk_bytes: float, bytes_per_s: float) -> UnitType:
+    return replace(
+        unit,
         reserved_bytes=unit.reserved_bytes + FREE_MEMORY_SHARE * unit.memory_bytes,
-        disk_bytes=VOLUME_BYTES,
+        disk_name=name,
+        disk_bytes=disk_bytes,
         disk_bytes_per_s=bytes_per_s,
         sweep_seconds_per_byte=SWEEP_SECONDS_PER_BYTE,
     )
@@ -122,7 +146,7 @@ def _most_units(bytes_per_s: float) -> int:
 
 
 def replica_disks(problem: SchedulingProblem, evaluation: PlanEvaluation) -> dict[int, ReplicaDisk]:
-    """Return what a replica of each stage that sweeps needs of a disk."""
+    """Return what a replica needs of a volume, of each stage that sweeps without own disks of its instances."""
     return {
         index: ReplicaDisk(
             device_type=(name := evaluation.stages[index].stage.device_type),
@@ -130,6 +154,7 @@ def replica_disks(problem: SchedulingProblem, evaluation: PlanEvaluation) -> dic
             bytes_per_s=problem.device_types[name].disk_bytes_per_s,
         )
         for index, sweep in evaluation.sweeps.items()
+        if sweep.disk_name != OWN_DISK
     }
 
 

@@ -69,12 +69,14 @@ class Sweep(NamedTuple):
     hot_share: float
     steps_per_sweep: float
     disk_bytes: float
+    disk_name: str = ""
 
     def __str__(self) -> str:
         """Say what lies where, for people."""
         return (
             f"{self.hot_share:.3g} of the rows stay in memory, {self.disk_bytes / 1e9:,.1f} GB of rows lie on the "
-            f"disk of each replica, read and written in order once in {self.steps_per_sweep:,.0f} steps"
+            f"{self.disk_name or 'disk'} of each replica, read and written in order once in "
+            f"{self.steps_per_sweep:,.0f} steps"
         )
 
 

@@ -258,7 +258,7 @@ def _evaluate_stages(
             price_usd_per_hour=_price_usd_per_hour(
                 problem.device_types[stage.device_type], stage.num_replicas
             ),
-            sweep=sweep,
+            sweep=sweep and sweep._replace(disk_name=problem.device_types[stage.device_type].disk_name),
             fewest_replicas=fewest,
         )
         for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest in zip(

@@ -139,6 +139,9 @@ class UnitType(JsonDocument):
     disk_bytes_per_s: NotNegative = 0.0
     """Read or written in order."""
 
+    disk_name: str = ""
+    """Kind of this disk, for people."""
+
     sweep_seconds_per_byte: NotNegative = 0.0
     """What a worker computes for each byte of rows that it looks up from disk."""
 

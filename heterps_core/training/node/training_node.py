@@ -22,7 +22,7 @@ from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.instance_metadata import interface_of
 from heterps_core.training.job import TrainingJob
-from heterps_core.training.node import NODE_ID_VARIABLE
+from heterps_core.training.node import NODE_ID_VARIABLE, OWN_DISKS_VARIABLE
 from heterps_core.training.node.host_memory import check_workers_fit
 from heterps_core.training.node.node_life import (
     BUCKET_CLUSTER_POLL_S,
@@ -149,6 +149,9 @@ def _worker_environments(
         SIGNS_VARIABLE: str(signs),
         "WORLD_SIZE": str(sum(other.num_workers for other in cluster.nodes)),
     }
+    if node.own_disk_bytes == 0:
+        # Those that it has may be too small: rows go to its volume.
+        shared[OWN_DISKS_VARIABLE] = ""
     interface = "lo" if cluster.rendezvous.startswith("127.") else interface_of(node.address)
     if interface is not None:
         # Otherwise gloo binds to what the host name resolves to, which may be nothing, or what no other node reaches.

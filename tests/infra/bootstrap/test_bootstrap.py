@@ -286,7 +286,7 @@ def test_a_rented_machine_whose_script_is_killed_shuts_down_all_the_same(short_l
             child.kill()
 
 
-WHERE_ROWS_GO = ("-c", "import os; print(os.environ['TMPDIR'], os.environ['HETERPS_OWN_DISKS'])")
+FOLDERS = ("-c", "import os; print(os.environ['TMPDIR'], os.environ['HETERPS_OWN_DISKS'])")
 TWO_DISKS = """
 echo '/dev/nvme0n1 Amazon Elastic Block Store'
 echo '/dev/nvme1n1 Amazon EC2 NVMe Instance Storage'
@@ -303,18 +303,17 @@ def pretended_disks(tmp_path, lsblk=TWO_DISKS, **commands):
         "lsblk": lsblk,
         "wipefs": "",
         "mkdir": 'case "$2" in /mnt/*) ;; *) exec /bin/mkdir "$@" ;; esac',
-        "df": "",
         "mkfs.xfs": noted("mkfs.xfs"),
         "mount": noted("mount"),
         **commands,
     }
 
 
-def test_a_rented_machine_formats_and_mounts_its_own_disks_and_puts_rows_there(environment, tmp_path):
-    ended = boot(rented(environment, tmp_path, **pretended_disks(tmp_path)), *WHERE_ROWS_GO)
+def test_a_rented_machine_formats_and_mounts_its_own_disks(environment, tmp_path):
+    ended = boot(rented(environment, tmp_path, **pretended_disks(tmp_path)), *FOLDERS)
 
     folders = ["/mnt/heterps/nvme1n1", "/mnt/heterps/nvme2n1"]
-    assert ended.stdout.split() == [folders[0], ":".join(folders)], ended.stderr
+    assert ended.stdout.split() == [str(tmp_path), ":".join(folders)], ended.stderr
     # Not the volume that the machine boots from.
     assert (tmp_path / "calls").read_text().splitlines() == [
         "mkfs.xfs -q -K /dev/nvme1n1",
@@ -329,9 +328,9 @@ def test_a_disk_that_holds_anything_is_left_alone(environment, tmp_path):
         tmp_path, wipefs='case "$2" in */nvme1n1) echo 0x218 LVM2_member ;; esac', mount="exit 0"
     )
 
-    ended = boot(rented(environment, tmp_path, **disks), *WHERE_ROWS_GO)
+    ended = boot(rented(environment, tmp_path, **disks), *FOLDERS)
 
-    assert ended.stdout.split() == ["/mnt/heterps/nvme2n1"] * 2
+    assert ended.stdout.split() == [str(tmp_path), "/mnt/heterps/nvme2n1"]
     assert "nvme1n1" not in (tmp_path / "calls").read_text()
     assert "the disk /dev/nvme1n1 is not used: it is not empty" in ended.stderr
 
@@ -341,14 +340,12 @@ def test_a_disk_that_holds_anything_is_left_alone(environment, tmp_path):
     [{"lsblk": "echo '/dev/nvme0n1 Amazon Elastic Block Store'"}, {"lsblk": "exit 1"}, {"mount": "exit 32"}],
     ids=["without disks", "without lsblk", "that cannot be mounted"],
 )
-def test_a_machine_without_usable_disks_puts_rows_on_its_volume_and_not_into_memory(
-    environment, tmp_path, commands
-):
+def test_temporary_files_go_to_the_volume_and_not_into_memory(environment, tmp_path, commands):
     machine = rented(environment, tmp_path, **pretended_disks(tmp_path, **commands))
     del machine["TMPDIR"]
 
     ended = subprocess.run(
-        ["bash", str(BOOTSTRAP_SCRIPT), *WHERE_ROWS_GO],
+        ["bash", str(BOOTSTRAP_SCRIPT), *FOLDERS],
         env=machine,
         cwd=tmp_path,
         capture_output=True,
@@ -377,7 +374,9 @@ def test_a_real_file_system_is_made_and_mounted_on_an_empty_disk(environment, tm
         lsblk = f"echo '{device} Amazon EC2 NVMe Instance Storage'"
         machine = rented(environment, tmp_path, lsblk=lsblk)
 
-        ended = boot(machine, "-c", "import shutil, os; print(shutil.disk_usage(os.environ['TMPDIR']).free)")
+        ended = boot(
+            machine, "-c", "import shutil, os; print(shutil.disk_usage(os.environ['HETERPS_OWN_DISKS']).free)"
+        )
 
         assert ended.returncode == 0, ended.stderr
         assert os.path.ismount(folder)

@@ -20,6 +20,8 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from tasks.planning.table_disks import (
     HOT_SHARES,
+    VOLUME,
+    VOLUME_BYTES,
     ReplicaDisk,
     dry_run_table_memory_bytes,
     offers_with_disks,
@@ -31,12 +33,12 @@ from tasks.planning.table_disks import (
 from tasks.provisioning import find_offers
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
-NAMES = ("cpu-c7i", "gpu-t4")
 TABLE_BYTES = 200e9
 
 
-def night():
+def night(cpu="cpu-c7i"):
     """Return a model with a table of 200 GB, the problem of training it, and the offers for it."""
+    names = (cpu, "gpu-t4")
     embedding, *others = GRAPH.layers
     graph = replace(
         GRAPH,
@@ -49,16 +51,16 @@ def night():
             *others,
         ),
     )
-    offers = find_offers.fn(NAMES)
+    offers = find_offers.fn(names)
     profiles = {
         name: replace(make_profile(), device_type=name, graph_fingerprint=graph.fingerprint())
-        for name in NAMES
+        for name in names
     }
     units = {
         name: unit_type(
             graph, profiles[name], DEVICE_TYPES[name], batch_size=400, price_usd_per_hour=price, max_units=64
         )
-        for name, price in zip(NAMES, (0.08925, 0.526), strict=True)
+        for name, price in zip(names, (0.08925, 0.526), strict=True)
     }
     problem = build_problem(
         graph,
@@ -100,6 +102,51 @@ def test_cores_with_disks_come_in_instances_whose_volume_is_fast_enough_for_all(
     assert {size.name for size in launched} == {
         f"c7i.{size}" for size in ("large", "xlarge", "2xlarge", "4xlarge", "8xlarge")
     }
+
+
+def test_a_core_has_its_share_of_its_instances_own_disks_and_is_sold_in_all_sizes():
+    graph, problem, offers = night("cpu-i7i")
+    sizes = instance_sizes("cpu-i7i", offers)
+    unit = replace(problem.device_types["cpu-i7i"], instances=sizes, price_usd_per_hour=0.18875)
+    problem = replace(problem, device_types={**problem.device_types, "cpu-i7i": unit})
+
+    found = with_table_disks(problem, graph, offers).device_types["cpu-i7i"]
+
+    # i7i.24xlarge reads 28.1 and writes 20.0 GB/s for 48 cores (ScyllaDB): a byte in and a byte out take 1/r + 1/w.
+    assert found.disk_bytes_per_s == pytest.approx(2 / (48 / 28.1e9 + 48 / 20.0e9), rel=0.01)
+    assert 0.97 * 468e9 < found.disk_bytes < 468e9
+    assert found.instances == sizes
+
+
+def test_no_volume_is_bought_where_own_disks_serve():
+    graph, problem, offers = night("cpu-i7i")
+    stages = (Stage(0, len(problem.layers) - 1, "cpu-i7i", 4),)
+
+    evaluation = evaluate(with_table_disks(problem, graph, offers), stages)
+
+    assert "50.0 GB of rows lie on the own disk of each replica" in str(evaluation.sweeps[0])
+    assert replica_disks(with_table_disks(problem, graph, offers), evaluation) == {}
+
+
+def test_own_disks_whose_speed_is_not_known_are_not_planned_with():
+    graph, problem, offers = night("cpu-r8gd")
+
+    found = with_table_disks(problem, graph, offers).device_types["cpu-r8gd"]
+
+    assert (found.disk_name, found.disk_bytes) == (VOLUME, VOLUME_BYTES)
+
+
+def test_rows_that_own_disks_cannot_hold_want_more_replicas():
+    graph, problem, offers = night("cpu-c6id")
+    problem = with_table_disks(problem, graph, offers)
+
+    # 118 GB of a core: 200 GB do not fit on one.
+    one, two = (
+        evaluate(problem, (Stage(0, len(problem.layers) - 1, "cpu-c6id", replicas),)) for replicas in (1, 2)
+    )
+
+    assert [bool(one.violations), bool(one.sweeps)] == [True, False]
+    assert [bool(two.violations), bool(two.sweeps)] == [False, True]
 
 
 def test_a_core_has_no_more_than_one_volume_gives():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from heterps_core.errors import CheckpointError
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
+from heterps_core.training.node import OWN_DISKS_VARIABLE
 from heterps_core.training.node.node_life import exit_key
 from heterps_core.training.node.training_node import _worker_environments
 from heterps_core.training.storage.run_directory import CLUSTER, JOB, RESULT, RunDirectory
@@ -142,3 +144,18 @@ def test_workers_listen_on_the_interface_of_their_node_alone(tmp_path):
     cluster = cluster_of(job)
     for environment in _worker_environments(cluster, cluster.nodes[0], job, signs=tmp_path / "signs"):
         assert (environment["GLOO_SOCKET_IFNAME"], environment["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+
+
+@pytest.mark.parametrize(("own_disk_bytes", "folders"), [(468e9, "/mnt/a:/mnt/b"), (0.0, "")])
+def test_workers_use_the_machines_own_disks_where_its_cluster_says_so(
+    own_disk_bytes, folders, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(OWN_DISKS_VARIABLE, "/mnt/a:/mnt/b")
+    job = make_job(tmp_path, (1, 1))
+    cluster = cluster_of(job)
+    node = replace(cluster.nodes[0], own_disk_bytes=own_disk_bytes)
+    cluster = replace(cluster, nodes=(node, *cluster.nodes[1:]))
+
+    [environment] = _worker_environments(cluster, node, job, signs=tmp_path / "signs")
+
+    assert {**os.environ, **environment}[OWN_DISKS_VARIABLE] == folders
