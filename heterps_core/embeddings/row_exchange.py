@@ -91,6 +91,7 @@ class TablePeers(NamedTuple):
         layout: RankLayout | None = None,
         silence_limit_s: float = SILENCE_LIMIT_S,
         cards_group: ProcessGroup | None = None,
+        uses_unix: bool = True,
     ) -> TablePeers:
         """Connect the members of a group; raises and takes what `PeerSockets.connect` does.
 
@@ -99,7 +100,7 @@ class TablePeers(NamedTuple):
             cards_group: The same members, joined by NCCL.
         """
         requests, rows = (
-            PeerSockets.connect(group, layout=layout, silence_limit_s=limit_s)
+            PeerSockets.connect(group, layout=layout, silence_limit_s=limit_s, uses_unix=uses_unix)
             for limit_s in (max(START_LIMIT_S, silence_limit_s), silence_limit_s)
         )
         return cls(requests, rows, cards_group)

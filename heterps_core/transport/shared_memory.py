@@ -10,16 +10,14 @@ import logging
 import mmap
 import os
 import socket
-import tempfile
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heterps_core.transport.json_messages import gather_json
+from heterps_core.transport.token_connections import connect_by_token, this_machine
 
 _ALIGNMENT_BYTES = 64
 """At which tensors begin: a cache line."""
@@ -127,15 +125,6 @@ def map_aligned(file: int, num_bytes: int) -> memoryview:
 
 logger = logging.getLogger(__name__)
 
-_CONNECT_LIMIT_S = 10.0
-"""Longest wait for another worker to connect; all are at it at the same time."""
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""The same in all processes of a machine, and in no other's."""
-
-NETWORK = Path("/proc/self/ns/net")
-"""Containers with networks of their own count as machines."""
-
 
 def connect_locally(
     rank: int,
@@ -158,29 +147,19 @@ def connect_locally(
     """
     error: str | None = None
     machine: str | None = None
-    path = ""
     found: dict[int, socket.socket] = {}
-    with ExitStack() as stack:
-        try:
-            # Only this user may look into the folder.
-            path = f"{stack.enter_context(tempfile.TemporaryDirectory(prefix='heterps-'))}/socket"
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-            listener.bind(path)
-            listener.listen()
-            os.close(new_file(1))
-            if takes_part:
-                machine = f"{BOOT_ID.read_text()} {NETWORK.stat().st_ino}"
-        except (AttributeError, OSError) as problem:
-            error = str(problem)
-        places = {place[0]: place[1:] for place in gather_json((rank, machine, path), group)}
-        if machine is not None:
-            machines = {other: place[0] for other, place in places.items() if place[0] is not None}
-            others = sorted(wanted(machines))
-            try:
-                _connect(found, listener, rank, {other: places[other][1] for other in others})
-            except OSError as problem:
-                error = str(problem)
-        errors = [text for text in gather_json(error, group) if text]
+    try:
+        os.close(new_file(1))
+        machine = this_machine() if takes_part else None
+    except (AttributeError, OSError) as problem:
+        error = str(problem)
+    machines = {other: name for other, name in gather_json((rank, machine), group) if name is not None}
+    others = wanted(machines) if machine is not None else ()
+    try:
+        found = connect_by_token(others, group, local_kind=socket.SOCK_SEQPACKET)
+    except OSError as problem:
+        error = str(problem)
+    errors = [text for text in gather_json(error, group) if text]
     if not errors:
         return found
     logger.warning("workers of one machine exchange rows by messages, not in shared memory: %s", errors[0])
@@ -199,20 +178,3 @@ def receive_files(connection: socket.socket, count: int) -> list[int]:
     if len(files) != count:
         raise OSError("another worker of this machine sent no memory files")
     return files
-
-
-def _connect(
-    found: dict[int, socket.socket], listener: socket.socket, rank: int, paths: Mapping[int, str]
-) -> None:
-    """Connect to the workers before this one, and let later ones connect; fills `found`."""
-    for other, path in paths.items():
-        if other < rank:
-            found[other] = connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            connection.settimeout(_CONNECT_LIMIT_S)
-            connection.connect(path)
-            connection.send(rank.to_bytes(4, "little"))
-    listener.settimeout(_CONNECT_LIMIT_S)
-    for _ in range(sum(other > rank for other in paths)):
-        connection, _ = listener.accept()
-        connection.settimeout(_CONNECT_LIMIT_S)
-        found[int.from_bytes(connection.recv(4), "little")] = connection

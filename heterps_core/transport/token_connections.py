@@ -1,4 +1,4 @@
-"""TCP connections between workers that show one another a token.
+"""Connections between workers that show one another a token: by TCP, and by Unix sockets on one machine.
 
 The members of a gloo group, which have proven the run's key (`rendezvous`), exchange their addresses and a random
 token each over it. A connection counts once both ends have shown the token of the other.
@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Collection
 from contextlib import suppress
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
@@ -30,52 +31,94 @@ _TOKEN_LIMIT_S = 10.0
 _TOKEN_BYTES = 32
 _RANK_BYTES = 4
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The same in all processes of a machine, and in no other's."""
+
+NETWORK = Path("/proc/self/ns/net")
+"""Containers with networks of their own count as machines."""
+
 logger = logging.getLogger(__name__)
 
 
-def connect_by_token(peers: Collection[int], group: ProcessGroup | None = None) -> dict[int, socket.socket]:
+def this_machine() -> str:
+    """Return the name of this machine.
+
+    Raises:
+        OSError: The system is not Linux.
+    """
+    return f"{BOOT_ID.read_text()} {NETWORK.stat().st_ino}"
+
+
+def ranks_here(group: ProcessGroup) -> set[int]:
+    """Return the ranks of a group's members on this machine, where it has a name; all members call it."""
+    machine = None
+    with suppress(OSError):
+        machine = this_machine()
+    ranks = {rank for rank, other in gather_json([dist.get_rank(), machine], group) if other == machine}
+    return set() if machine is None else ranks
+
+
+def connect_by_token(
+    peers: Collection[int],
+    group: ProcessGroup | None = None,
+    *,
+    local_kind: socket.SocketKind | None = None,
+) -> dict[int, socket.socket]:
     """Connect this worker with others; all members of the group call it.
 
     Args:
         peers: Ranks of members of the group. Each of them must want this worker too.
         group: By default the whole world.
+        local_kind: Of the Unix sockets that connect peers of one machine; by default TCP connects them.
 
     Returns:
-        By rank; messages leave at once (TCP_NODELAY).
+        By rank; messages by TCP leave at once (TCP_NODELAY).
 
     Raises:
         OSError: A member could not be reached.
     """
     own, token = dist.get_rank(), secrets.token_bytes(_TOKEN_BYTES)
     found: dict[int, socket.socket] = {}
-    with socket.create_server((_own_address(), 0), backlog=dist.get_world_size(group)) as listener:
-        places = {
-            rank: (host, port, bytes.fromhex(shown))
-            for rank, host, port, shown in gather_json([own, *listener.getsockname(), token.hex()], group)
-        }
+    with _new_listener(local_kind, backlog=dist.get_world_size(group)) as listener:
+        name = listener.getsockname()
+        own_place = [own, name if local_kind is None else name.decode(), token.hex()]
+        places = {rank: (place, bytes.fromhex(shown)) for rank, place, shown in gather_json(own_place, group)}
         for rank in sorted(rank for rank in peers if rank < own):
-            host, port, wanted = places[rank]
-            found[rank] = connection = socket.create_connection((host, port), _CONNECT_LIMIT_S)
+            place, wanted = places[rank]
+            found[rank] = connection = socket.socket(listener.family, listener.type)
+            connection.settimeout(_CONNECT_LIMIT_S)
+            connection.connect(tuple(place) if local_kind is None else place)
             connection.sendall(own.to_bytes(_RANK_BYTES, "little") + wanted)
             if not hmac.compare_digest(_receive(connection, _TOKEN_BYTES), token):
-                raise ConnectionRefusedError(f"{host}:{port} has not the token of this worker")
+                raise ConnectionRefusedError(f"{place} has not the token of this worker")
         until_s = time.monotonic() + _CONNECT_LIMIT_S
         while len(found) < len(peers):
             listener.settimeout(max(until_s - time.monotonic(), 0.001))
             connection, address = listener.accept()
             with suppress(OSError):
                 connection.settimeout(_TOKEN_LIMIT_S)
-                rank = int.from_bytes(_receive(connection, _RANK_BYTES), "little")
-                shown = _receive(connection, _TOKEN_BYTES)
-                if rank > own and rank in peers and hmac.compare_digest(shown, token):
-                    connection.sendall(places[rank][2])
+                # At once, as a socket of packets drops the rest of one.
+                shown = _receive(connection, _RANK_BYTES + _TOKEN_BYTES)
+                rank = int.from_bytes(shown[:_RANK_BYTES], "little")
+                if rank > own and rank in peers and hmac.compare_digest(shown[_RANK_BYTES:], token):
+                    connection.sendall(places[rank][1])
                     found[rank] = connection
                     continue
-            logger.warning("refused %s, which has not the token of this worker", address)
+            logger.warning("refused %s, which has not the token of this worker", address or "a local process")
             connection.close()
-    for connection in found.values():
+    for connection in found.values() if local_kind is None else ():
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return found
+
+
+def _new_listener(local_kind: socket.SocketKind | None, *, backlog: int) -> socket.socket:
+    if local_kind is None:
+        return socket.create_server((_own_address(), 0), backlog=backlog)
+    listener = socket.socket(socket.AF_UNIX, local_kind)
+    # The system chooses a name, which is none of a file: unix(7), autobind.
+    listener.bind("")
+    listener.listen(backlog)
+    return listener
 
 
 def _own_address() -> str:

@@ -1,10 +1,11 @@
 """Measures the processor time of a replica's exchange of rows, by 2 to 24 processes of this machine over loopback.
 
 Run as a program by `measuring_process`, on a folder. The processes are forked from this one, which has loaded torch.
-Each makes the steps of tables in the trainer, without layers beside them: a thread requests the rows of batches to
-come and cuts the next one, and micro-batches look the rows up. More processes than cores take turns, so the processor
-time of all threads is measured. All numbers of processes, a single one among them, take turns round after round, so
-that a busy second slows all of them, and the medians of the rounds can be compared.
+They are connected as processes of different machines are. Each makes the steps of tables in the trainer, without
+layers beside them: a thread requests the rows of batches to come and cuts the next one, and micro-batches look the
+rows up. More processes than cores take turns, so the processor time of all threads is measured. All numbers of
+processes, a single one among them, take turns round after round, so that a busy second slows all of them, and the
+medians of the rounds can be compared.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _measure_replica(rank: int, folder: Path) -> None:
         for num_processes in NUM_PROCESSES:
             group = dist.new_group(list(range(num_processes)))
             if rank < num_processes:
-                peers = TablePeers.connect(group)
+                peers = TablePeers.connect(group, uses_unix=False)
                 sizes = [(num_processes, widths) for widths in WIDTHS]
                 together += [_ReplicaSteps(feed, peers, *size, seed=rank) for size in sizes]
                 if rank == 0:

@@ -18,8 +18,15 @@ LARGE = 300_000
 """Rows that no connection takes at once."""
 
 
-def connect(silence_limit_s: float = 60.0) -> PeerSockets:
+MACHINES = {"one machine": (0, 0, 0), "three machines": (0, 1, 2), "two machines": (0, 0, 1)}
+"""Of each member: those of one are connected by Unix sockets, the others by TCP."""
+
+on_machines = pytest.mark.parametrize("machines", MACHINES.values(), ids=MACHINES)
+
+
+def connect(machines: tuple[int, ...], silence_limit_s: float = 60.0) -> PeerSockets:
     assert dist.group.WORLD is not None
+    token_connections.this_machine = lambda: str(machines[dist.get_rank()])
     return PeerSockets.connect(dist.group.WORLD, silence_limit_s=silence_limit_s)
 
 
@@ -30,8 +37,14 @@ def rows_of(sender: int, receiver: int, step: int) -> torch.Tensor:
     return torch.randint(0, 2**60, (num_rows, 2), generator=generator)
 
 
-def exchange_all(rank: int) -> list[bool]:
-    sockets = connect()
+def exchange_all(rank: int, machines: tuple[int, ...]) -> list[bool]:
+    sockets = connect(machines)
+    families = {number: peer.family for number, peer in sockets._peers.items()}
+    assert families == {
+        number: socket.AF_UNIX if machines[number] == machines[rank] else socket.AF_INET
+        for number in range(NUM_MEMBERS)
+        if number != rank
+    }
     assert (sockets.member, sockets.num_members) == (rank, NUM_MEMBERS)
     members, found = range(NUM_MEMBERS), []
     for step in range(4):
@@ -49,12 +62,13 @@ def exchange_all(rank: int) -> list[bool]:
     return found
 
 
-def test_each_member_gets_what_the_others_send():
-    assert all(all(found) for found in run_in_processes(exchange_all, NUM_MEMBERS))
+@on_machines
+def test_each_member_gets_what_the_others_send(machines):
+    assert all(all(found) for found in run_in_processes(exchange_all, NUM_MEMBERS, machines))
 
 
-def lose_one(rank: int, ends: bool) -> tuple[str, object] | None:
-    sockets = connect(silence_limit_s=1.0)
+def lose_one(rank: int, ends: bool, machines: tuple[int, ...]) -> tuple[str, object] | None:
+    sockets = connect(machines, silence_limit_s=1.0)
     sockets.exchange_sized([b"here"] * NUM_MEMBERS)
     if rank == 1:
         if ends:
@@ -75,33 +89,36 @@ def lose_one(rank: int, ends: bool) -> tuple[str, object] | None:
 @pytest.mark.parametrize(
     ("ends", "observed"), [(True, "its connection broke"), (False, "it is silent")], ids=["ends", "is silent"]
 )
-def test_a_member_that_is_gone_or_silent_is_named(ends, observed):
-    first, _, third = run_in_processes(lose_one, NUM_MEMBERS, ends)
+@on_machines
+def test_a_member_that_is_gone_or_silent_is_named(ends, observed, machines):
+    first, _, third = run_in_processes(lose_one, NUM_MEMBERS, ends, machines)
 
     for message, lost in (first, third):
         assert observed in message
         assert lost == (1, 0, 1)
 
 
-def connect_beside_a_stranger(rank: int, shown: bytes) -> bool:
+def connect_beside_a_stranger(rank: int, shown: bytes, machines: tuple[int, ...]) -> bool:
     if rank == 0:
         # Before the others come, someone without a token is at the listener.
         token_connections._TOKEN_LIMIT_S = 1.0
-        create_server = socket.create_server
+        new_listener = token_connections._new_listener
 
-        def create_and_call(*arguments, **options):
-            listener = create_server(*arguments, **options)
-            stranger = socket.create_connection(listener.getsockname())
+        def listen_and_call(kind, **options):
+            listener = new_listener(kind, **options)
+            stranger = socket.socket(listener.family)
+            stranger.connect(listener.getsockname())
             stranger.sendall(shown)
             strangers.append(stranger)
             return listener
 
         strangers = []
-        token_connections.socket.create_server = create_and_call
-    answers = connect().exchange_sized([bytes([rank])] * NUM_MEMBERS)
+        token_connections._new_listener = listen_and_call
+    answers = connect(machines).exchange_sized([bytes([rank])] * NUM_MEMBERS)
     return [answer[0] for answer in answers] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("shown", [bytes([2, 0, 0, 0]) + bytes(32), b""], ids=["another token", "no token"])
-def test_a_stranger_without_the_token_is_refused(shown):
-    assert run_in_processes(connect_beside_a_stranger, NUM_MEMBERS, shown) == [True] * NUM_MEMBERS
+@on_machines
+def test_a_stranger_without_the_token_is_refused(shown, machines):
+    assert run_in_processes(connect_beside_a_stranger, NUM_MEMBERS, shown, machines) == [True] * NUM_MEMBERS

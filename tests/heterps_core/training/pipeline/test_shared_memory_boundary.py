@@ -10,7 +10,7 @@ import torch
 
 from heterps_core.training.pipeline.shared_memory_boundary import SharedNeighbour
 from heterps_core.training.pipeline.stage_place import connect_neighbours
-from heterps_core.transport import shared_memory
+from heterps_core.transport import shared_memory, token_connections
 from heterps_core.transport.rank_layout import RankLayout
 from tests.worker_processes import run_in_processes
 
@@ -34,7 +34,7 @@ def test_all_send_messages_where_one_cannot_share_memory():
 
 
 def connect_with_other_machines(rank: int, folder: str) -> list[int]:
-    shared_memory.BOOT_ID = Path(folder) / f"machine-{rank // 3}"
+    token_connections.BOOT_ID = Path(folder) / f"machine-{rank // 3}"
     layout = RankLayout(((0,), (1,), (2, 3), (4,), (5,)))
     device = torch.device("meta" if rank == 5 else "cpu")
     found = connect_neighbours(layout, rank=rank, device=device)
