@@ -23,7 +23,7 @@ from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.prices import catalogue_of
 from tasks.profiling import check_model, check_model_name
-from tasks.provisioning import check_markets, check_offers
+from tasks.provisioning import check_offers, check_region, check_rentable
 from tasks.records.run_files import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
@@ -38,6 +38,8 @@ def check_run(asked: parameters.TrainParameters) -> None:
     check_parameters(asked)
     if asked.resume_run_id is not None:
         return
+    if not asked.plan_only:
+        check_rentable(asked.device_types, provider=provider_of(Workspace.locate(), asked.provider))
     asked.source.check_columns(asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
@@ -78,7 +80,7 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
             f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
-    check_markets(asked.device_types, provider=asked.provider, region=asked.region)
+    check_region(asked.provider, asked.region)
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     check_offers(

@@ -13,6 +13,9 @@ from heterps_core.json_codec import JsonDocument
 
 AWS = "aws"
 
+ARCHITECTURES = ("x86_64", "arm64")
+"""Architectures of machine images, as EC2 names them."""
+
 PAYLOAD_SHARE = 0.97
 """Share of a network's published bandwidth that tensors get: headers and acknowledgments take 2 to 4 %, measured
 between hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_clusters`)."""
@@ -186,8 +189,8 @@ class DeviceType:
     instance_families: tuple[str, ...]
     """Families of instances that carry this type, of any cloud."""
 
-    architecture: str = "x86_64"
-    """Architecture of the machine image that its instances boot, as EC2 names it: x86_64 or arm64."""
+    architecture: str = ARCHITECTURES[0]
+    """Architecture of the machine image that its instances boot, one of `ARCHITECTURES`."""
 
     equal_families: tuple[str, ...] = ()
     """Other families with this processor or card, and no less memory and network: as fast, and bought where the

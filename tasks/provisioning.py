@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from heterps_core.device_types import get_device_type
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
-from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.hardware import ARCHITECTURES, InstanceOffer, Market, hardware_name
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.provisioning.failover import launch_attempts
 from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes
@@ -28,8 +29,7 @@ from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planne
 from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
 from tasks.steps import step
 
-IMAGE_ARCHITECTURE = "x86_64"
-"""Architecture of the image that rented nodes boot."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,24 +119,51 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
         raise ConfigurationError(str(error)) from error
 
 
-def check_markets(device_types: Sequence[str], *, provider: str, region: str) -> None:
-    """Check the region and the processors of a purchase, before any work.
+def check_region(provider: str, region: str) -> None:
+    """Check the region of a purchase, before any work.
 
     Raises:
-        ConfigurationError: Machines are rented that another region sells, or that no image of nodes boots.
+        ConfigurationError: Machines are rented that another region sells.
     """
     rented_from = get_provider(provider)
-    other = [name for name in device_types if get_device_type(name).architecture != IMAGE_ARCHITECTURE]
-    if rented_from.charges_money and other:
-        raise ConfigurationError(
-            f"rented nodes must be {IMAGE_ARCHITECTURE} machines, as their image is, got {', '.join(other)}; leave "
-            f"them out, or plan with them by a provider that charges nothing"
-        )
     if rented_from.charges_money and region != rented_from.region:
         raise ConfigurationError(
             f"the provider {provider} rents in {rented_from.region}, got the region {region}; plan with its prices "
             f"by a provider that charges nothing, or leave it out"
         )
+
+
+def not_rentable(provider: Provider) -> dict[str, str]:
+    """Return the device types that no machine image of a provider boots, and how to make or name one.
+
+    Without an answer images of x86_64 are assumed. An account without any image is not set up yet: all types are
+    rentable in its plans, and its launch is refused.
+    """
+    try:
+        missing = provider.missing_images()
+    except ProvisioningError as problem:
+        logger.warning("only %s machines are planned with: %s", ARCHITECTURES[0], problem)
+        missing = dict.fromkeys(ARCHITECTURES[1:], str(problem))
+    if missing.keys() == set(ARCHITECTURES):
+        return {}
+    return {
+        name: missing[each.architecture]
+        for name, each in DEVICE_TYPES.items()
+        if each.architecture in missing
+    }
+
+
+def check_rentable(device_types: Sequence[str], *, provider: Provider) -> None:
+    """Check that an image boots the machines of device types, before anything is measured for them.
+
+    Raises:
+        ConfigurationError: No image boots one; with the command that makes an image.
+    """
+    others = [name for name in device_types if get_device_type(name).architecture != ARCHITECTURES[0]]
+    refused = not_rentable(provider) if others else {}
+    for name in map(hardware_name, others):
+        if name in refused:
+            raise ConfigurationError(f"{name} cannot be rented: {refused[name]}, or leave {name} out")
 
 
 @step("find offers")

@@ -117,6 +117,14 @@ class Provider(ABC):
         """Tell whether this very machine is where traffic to the run store is free."""
         return False
 
+    def missing_images(self) -> dict[str, str]:
+        """Return the architectures that no machine image boots, and how to make or name one; none without images.
+
+        Raises:
+            ProvisioningError: The provider does not answer.
+        """
+        return {}
+
     @staticmethod
     def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
         """Tell whether a plan asks less than another, or nothing, of each of the quotas that refused that one."""

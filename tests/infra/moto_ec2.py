@@ -89,6 +89,15 @@ class MotoServer:
             Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1"
         )
 
+    def add_arm_image(self) -> str:
+        """Have an image of arm64 for nodes too, and return its id; moto knows the architecture of copies alone."""
+        images = self.own_client.describe_images(Owners=["amazon"])["Images"]
+        source = next(image["ImageId"] for image in images if image.get("Architecture") == "arm64")
+        copied = self.own_client.copy_image(
+            SourceImageId=source, SourceRegion=REGION, Name="heterps-node-arm64"
+        )
+        return str(copied["ImageId"])
+
     def set_unchecked_requests(self, count: int) -> None:
         """Let only so many requests pass from now on before IAM's policies are asked."""
         request = urllib.request.Request(

@@ -3,13 +3,28 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.errors import BudgetExceededError, ConfigurationError, InfeasiblePlanError
+from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.errors import (
+    BudgetExceededError,
+    ConfigurationError,
+    InfeasiblePlanError,
+    ProvisioningError,
+)
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
-from tasks.provisioning import check_lifetime, check_markets, find_offers, provision, usd_for
+from infra.providers.local import LocalProvider
+from tasks.provisioning import (
+    check_lifetime,
+    check_region,
+    check_rentable,
+    find_offers,
+    not_rentable,
+    provision,
+    usd_for,
+)
 from tests.infra.builders import offer
 from tests.infra.prices.aws_answers import NOW
 from tests.tasks.builders import make_problem, make_result
@@ -177,14 +192,58 @@ def test_start_up_counts_against_the_lifetime():
         check_lifetime(evaluation_of(hours=5.99), provider="aws")
 
 
-def test_what_cannot_be_bought_is_refused():
-    check_markets(["cpu-c8g"], provider="local", region="us-east-1")
-    check_markets(["cpu-c7i"], provider="local", region="eu-west-1")
+def test_machines_of_another_region_are_planned_and_not_rented():
+    check_region("local", "eu-west-1")
 
     with pytest.raises(ConfigurationError, match="rents in us-east-1"):
-        check_markets(["cpu-c7i"], provider="aws", region="eu-west-1")
-    with pytest.raises(ConfigurationError, match=r"must be x86_64 machines, .* got cpu-c8g; leave them out"):
-        check_markets(["cpu-c7i", "cpu-c8g"], provider="aws", region="us-east-1")
+        check_region("aws", "eu-west-1")
+
+
+class WithImages(LocalProvider):
+    """Boots machines of some architectures; an error is what the cloud answers in place of them."""
+
+    missing: dict[str, str] | ProvisioningError
+
+    def missing_images(self):
+        if isinstance(self.missing, ProvisioningError):
+            raise self.missing
+        return self.missing
+
+
+@pytest.fixture
+def rented_from(tmp_path):
+    return WithImages(tmp_path)
+
+
+ARM_TYPES = {name for name, each in DEVICE_TYPES.items() if each.architecture == "arm64"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "refused"),
+    [
+        ({}, set()),
+        ({"arm64": "make one"}, ARM_TYPES),
+        ({"x86_64": "make one"}, DEVICE_TYPES.keys() - ARM_TYPES),
+        # An account that is not set up yet plans with all types.
+        ({"x86_64": "make one", "arm64": "make one"}, set()),
+        (ProvisioningError("no answer"), ARM_TYPES),
+    ],
+    ids=["all images", "no arm64 image", "no x86_64 image", "no image", "no answer"],
+)
+def test_device_types_without_an_image_are_not_rentable(rented_from, missing, refused):
+    rented_from.missing = missing
+
+    assert not_rentable(rented_from).keys() == refused
+
+
+def test_a_named_device_type_without_an_image_is_refused_with_what_makes_one(rented_from):
+    rented_from.missing = {"arm64": "no image; run make-image"}
+
+    check_rentable(["cpu-c7i", "gpu-t4-spot"], provider=rented_from)
+    with pytest.raises(
+        ConfigurationError, match="cpu-c8g cannot be rented: no image; run make-image, or leave"
+    ):
+        check_rentable(["cpu-c7i", "cpu-c8g-spot"], provider=rented_from)
 
 
 @pytest.mark.parametrize(

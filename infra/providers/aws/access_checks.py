@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import ARCHITECTURES
 from infra.checks import Check, CheckState, tried
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
-from infra.providers.aws.queries import find_image, find_network
+from infra.providers.aws.queries import find_images, find_network, missing_image
 from infra.providers.aws.tags import as_tag_list, owner_tags
 from infra.workspace import location_in_store
 
@@ -36,8 +37,7 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
     )
     yield credentials
     if credentials.state is CheckState.OK:
-        image_id = machines.image_id
-        yield _tried("AWS image", lambda: find_image(client, image_id)["ImageId"])
+        yield _tried("AWS images", lambda: _images(client, machines.image_ids))
         yield _tried("AWS network", lambda: _network(client, machines.subnet_id))
         tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
         dry_runs: dict[str, Callable[[], object]] = {
@@ -67,6 +67,17 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
 def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) -> Check:
     with_errors = explained(f"answer the check {what!r}")
     return tried(what, with_errors(ask), found=found)
+
+
+def _images(client: EC2Client, image_ids: Sequence[str]) -> str:
+    """Return the images by architecture; one is enough, as plans leave out the device types of the other."""
+    found = find_images(client, image_ids)
+    if not found:
+        region = client.meta.region_name
+        raise ConfigurationError(missing_image(ARCHITECTURES[0], region=region, image_ids=image_ids))
+    none = "none: plans leave out its device types"
+    images = {name: found[name]["ImageId"] if name in found else none for name in ARCHITECTURES}
+    return ", ".join(f"{name} {image}" for name, image in images.items())
 
 
 def _network(client: EC2Client, subnet_id: str | None) -> str:

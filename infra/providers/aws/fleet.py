@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
@@ -54,6 +55,11 @@ class FleetGroup:
         """What any of its nodes may be launched as, the planned one first; all of one zone and market."""
         first = self.requests[0]
         return (first.offer, *first.alternatives)[:MAX_OFFERS]
+
+    @property
+    def architecture(self) -> str:
+        """Architecture of its machines: all offers carry one device type."""
+        return get_device_type(self.requests[0].device_type).architecture
 
     @property
     def price_usd_per_hour(self) -> float:

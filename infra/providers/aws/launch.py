@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from heterps_core.cluster import Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.hardware import AWS
+from heterps_core.hardware import ARCHITECTURES, AWS
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
@@ -27,7 +27,7 @@ from infra.workspace import run_of_launch
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_ec2.type_defs import InstanceTypeDef
+    from mypy_boto3_ec2.type_defs import ImageTypeDef, InstanceTypeDef
 
 _PROFILE_TIMEOUT_S = 120.0
 """For EC2 to know a profile: 5 s to two minutes were reported (hashicorp/packer 9810, hashicorp/terraform 15341)."""
@@ -41,8 +41,8 @@ _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 class MachineSettings:
     """The settings of the machines of every run."""
 
-    image_id: str | None = None
-    """Machine image with Python and heterps; None takes the newest own one whose name matches."""
+    image_ids: tuple[str, ...] = ()
+    """Machine images with Python and torch, one for each architecture; empty for the newest own ones by name."""
 
     subnet_id: str | None = None
     """None takes the default network, in any zone."""
@@ -65,7 +65,7 @@ class MachineSettings:
     def of_environment(cls, variables: Mapping[str, str]) -> MachineSettings:
         """Return the settings of HETERPS_AWS_*."""
         return cls(
-            image_id=variables.get("HETERPS_AWS_IMAGE") or None,
+            image_ids=tuple(variables.get("HETERPS_AWS_IMAGE", "").split()),
             subnet_id=variables.get("HETERPS_AWS_SUBNET") or None,
             node_boundary=variables.get(node_role.BOUNDARY_VARIABLE) or None,
             key_name=variables.get("HETERPS_AWS_KEY") or None,
@@ -73,8 +73,13 @@ class MachineSettings:
         )
 
     def name_for(self, run_id: str) -> str:
-        """Return the name of a run's launch template and of its security group."""
+        """Return the name of a run's security group."""
         return f"heterps-{self.workspace}-{run_id}"
+
+    def template_for(self, run_id: str, architecture: str) -> str:
+        """Return the name of a run's launch template of an architecture; no run id holds a slash."""
+        name = self.name_for(run_id)
+        return name if architecture == ARCHITECTURES[0] else f"{name}/{architecture}"
 
 
 DEFAULT_MACHINES = MachineSettings()
@@ -136,7 +141,7 @@ class RunLaunch:
             members = [instance for instance in there if group_of(instance) == group.index]
             if not members:
                 if not is_prepared:
-                    self._prepare(number)
+                    self._prepare(number, {group.architecture for group in groups})
                     is_prepared = True
                 members = self._launch(group, number=number, zone=zone, refused=refused)
             self._check_whole(group, members)
@@ -164,35 +169,51 @@ class RunLaunch:
         with explained("find a network"):
             return queries.find_network(self.client, self.machines.subnet_id)
 
-    def _prepare(self, number: int) -> None:
-        """Make security group, role and template, or use those of an earlier try."""
+    def _prepare(self, number: int, architectures: Collection[str]) -> None:
+        """Make security group, role and a template of each architecture, or use those of an earlier try.
+
+        Raises:
+            ProvisioningError: An architecture has no image; nothing was made.
+        """
         now = self.now()
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
-        name = self.machines.name_for(self.run_id)
         # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
         group_name = self.machines.name_for(run_of_launch(self.run_id))
-        with explained("find the machine image"):
-            image = queries.find_image(self.client, self.machines.image_id)
+        images = self._images_of(architectures)
         network = self._network
         with explained("make the security group"):
             group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
         profile = self._make_role(number, tags=tags)
-        data = template_data(
-            image=image,
-            security_group_id=group_id,
-            first_boot=self.first_boot,
-            instance_profile=profile,
-            key_name=self.machines.key_name,
-            table_disk=self.table_disk,
-            tags={
-                "Name": f"heterps {self.run_id}",
-                INTENDED_TAG: now.isoformat(),
-                LEASE_TAG: self.lease_until.isoformat(),
-                **({} if self.table_disk is None else {DISK_PRICE_TAG: repr(self.table_disk.usd_per_hour)}),
-            },
-        )
-        with explained("make the launch template"):
-            self._has_old_lease = not make_template(self.client, name, data, tags=tags)
+        for architecture in sorted(architectures):
+            data = template_data(
+                image=images[architecture],
+                security_group_id=group_id,
+                first_boot=self.first_boot,
+                instance_profile=profile,
+                key_name=self.machines.key_name,
+                table_disk=self.table_disk,
+                tags={
+                    "Name": f"heterps {self.run_id}",
+                    INTENDED_TAG: now.isoformat(),
+                    LEASE_TAG: self.lease_until.isoformat(),
+                    **(
+                        {}
+                        if self.table_disk is None
+                        else {DISK_PRICE_TAG: repr(self.table_disk.usd_per_hour)}
+                    ),
+                },
+            )
+            name = self.machines.template_for(self.run_id, architecture)
+            with explained("make the launch template"):
+                self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
+
+    def _images_of(self, architectures: Collection[str]) -> dict[str, ImageTypeDef]:
+        region, image_ids = self.client.meta.region_name, self.machines.image_ids
+        with explained("find the machine images"):
+            images = queries.find_images(self.client, image_ids)
+        for architecture in sorted(set(architectures) - images.keys()):
+            raise ProvisioningError(queries.missing_image(architecture, region=region, image_ids=image_ids))
+        return images
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
         boundary = self.machines.node_boundary
@@ -237,7 +258,7 @@ class RunLaunch:
                 instance_ids, problem = request_fleet(
                     self.client,
                     group,
-                    template_name=self.machines.name_for(self.run_id),
+                    template_name=self.machines.template_for(self.run_id, group.architecture),
                     subnet_ids=subnet_ids,
                     run_id=self.run_id,
                     attempt=number,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.hardware import AWS, Market
+from heterps_core.hardware import ARCHITECTURES, AWS, Market
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
@@ -102,6 +102,17 @@ class AwsEc2Provider(Provider):
     def checks(self) -> Iterator[Check]:
         """Check that a launch would succeed; see `Provider.checks`."""
         return access_checks(self.client, self.machines, iam=self.iam)
+
+    def missing_images(self) -> dict[str, str]:
+        """Look for the images of the account, or those that are named; see `Provider.missing_images`."""
+        region, image_ids = self.client.meta.region_name, self.machines.image_ids
+        with explained("find the machine images"):
+            found = queries.find_images(self.client, image_ids)
+        return {
+            architecture: queries.missing_image(architecture, region=region, image_ids=image_ids)
+            for architecture in ARCHITECTURES
+            if architecture not in found
+        }
 
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""

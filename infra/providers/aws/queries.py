@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import ARCHITECTURES
 from infra.providers.aws.errors import GONE_CODES, explained, is_refused
 from infra.providers.aws.tags import ENDED_STATES, LEASE_TAG, own_filters
 
@@ -47,33 +48,42 @@ class Network:
     """By zone; a fleet request takes one subnet of a zone."""
 
 
-def find_image(client: EC2Client, image_id: str | None) -> ImageTypeDef:
-    """Return the image with an id, or the account's newest own image for nodes.
+def find_images(client: EC2Client, image_ids: Sequence[str]) -> dict[str, ImageTypeDef]:
+    """Return the image of each architecture: those with given ids, or the account's newest own images for nodes.
 
     Raises:
-        ProvisioningError: There is none.
+        ProvisioningError: An id is not one of the region's images.
     """
-    region = client.meta.region_name
-    if image_id is not None:
-        images = client.describe_images(ImageIds=[image_id])["Images"]
-        if not images:
+    if image_ids:
+        images = client.describe_images(ImageIds=list(image_ids))["Images"]
+        if absent := set(image_ids) - {image["ImageId"] for image in images}:
             raise ProvisioningError(
-                f"the image {image_id} must be in {region}, and is not; give an image of this region"
+                f"the image {min(absent)} must be in {client.meta.region_name}, and is not; give an image of this "
+                f"region"
             )
-        return images[0]
-    images = client.describe_images(
-        Owners=["self"],
-        Filters=[
-            {"Name": "name", "Values": [IMAGE_NAME_PATTERN]},
-            {"Name": "state", "Values": ["available"]},
-        ],
-    )["Images"]
-    if not images:
-        raise ProvisioningError(
-            f"a node needs a machine image with Python and heterps, and the account has none in {region} whose name "
-            f"matches {IMAGE_NAME_PATTERN}; make one, or give an image id"
+    else:
+        images = client.describe_images(
+            Owners=["self"],
+            Filters=[
+                {"Name": "name", "Values": [IMAGE_NAME_PATTERN]},
+                {"Name": "state", "Values": ["available"]},
+            ],
+        )["Images"]
+    by_age = sorted(images, key=lambda image: (image["CreationDate"], image["Name"]))
+    return {image.get("Architecture", ARCHITECTURES[0]): image for image in by_age}
+
+
+def missing_image(architecture: str, *, region: str, image_ids: Sequence[str]) -> str:
+    """Return the error about an architecture without an image, with the command that makes one or names it."""
+    if image_ids:
+        there = f"HETERPS_AWS_IMAGE names {' '.join(image_ids)} alone; add the id of an {architecture} image to it"
+    else:
+        there = (
+            f"the account has none in {region} whose name matches {IMAGE_NAME_PATTERN}; set up an {architecture} "
+            f"instance by docs/AWS.md and run aws ec2 create-image --region {region} --instance-id ID --name "
+            f"{IMAGE_NAME_PATTERN.rstrip('*')}{architecture}, or set HETERPS_AWS_IMAGE to the id of an image"
         )
-    return max(images, key=lambda image: (image["CreationDate"], image["Name"]))
+    return f"{architecture} nodes need an {architecture} machine image with Python and torch, and {there}"
 
 
 def find_network(client: EC2Client, subnet_id: str | None) -> Network:

@@ -12,7 +12,7 @@ from infra.machines.sweeper import sweep
 from infra.providers.aws import queries
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
-from infra.providers.aws.queries import find_image, find_network, terminate_all
+from infra.providers.aws.queries import find_images, find_network, terminate_all
 from tests.infra.builders import offer, plan
 from tests.infra.faults import unlike_plan
 from tests.moto_server import REGION
@@ -161,19 +161,35 @@ def test_machines_of_another_workspace_are_left_alone(launch, server, ledger, tm
     assert {i["State"]["Name"] for i in server.instances()} == {"running"}
 
 
-def test_the_newest_own_image_is_taken_or_the_named_one(client):
+def ids_of(images):
+    return {architecture: image["ImageId"] for architecture, image in images.items()}
+
+
+def test_the_newest_own_image_of_an_architecture_is_taken_or_the_named_one(client, server):
     first = client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
     newer = client.register_image(Name="heterps-node-2", Architecture="x86_64", RootDeviceName="/dev/sda1")
+    arm = server.add_arm_image()
 
-    assert find_image(client, None)["ImageId"] == newer["ImageId"]
-    assert find_image(client, first)["ImageId"] == first
+    assert ids_of(find_images(client, ())) == {"x86_64": newer["ImageId"], "arm64": arm}
+    assert ids_of(find_images(client, (first, arm))) == {"x86_64": first, "arm64": arm}
+    assert ids_of(find_images(client, (first,))) == {"x86_64": first}
 
 
-def test_says_which_image_is_missing(client, monkeypatch):
+def test_an_image_of_another_region_is_refused_by_its_id(client):
+    with pytest.raises((ProvisioningError, ClientError), match="ami-0123456789abcdef0"):
+        find_images(client, ("ami-0123456789abcdef0",))
+
+
+def test_a_missing_image_is_reported_with_the_command_that_makes_or_names_it(client, monkeypatch):
+    named = client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
+
+    (made,) = AwsEc2Provider(client).missing_images().values()
+    assert f"none in {REGION} whose name matches heterps-node-*" in made
+    assert f"aws ec2 create-image --region {REGION} --instance-id ID --name heterps-node-arm64" in made
+    (told,) = AwsEc2Provider(client, MachineSettings(image_ids=(named,))).missing_images().values()
+    assert told.endswith(f"HETERPS_AWS_IMAGE names {named} alone; add the id of an arm64 image to it")
     monkeypatch.setattr(queries, "IMAGE_NAME_PATTERN", "no-such-*")
-
-    with pytest.raises(ProvisioningError, match=f"none in {REGION} whose name matches no-such-"):
-        find_image(client, None)
+    assert AwsEc2Provider(client).missing_images().keys() == {"x86_64", "arm64"}
 
 
 def test_an_account_without_a_default_network_is_reported_to_name_one(client):
