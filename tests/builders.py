@@ -103,7 +103,7 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
         layers=tuple(
             replace(
                 layer,
-                exchanged_bytes=26.0 * 136 * problem.profile_batch_size * layer.is_sharded,
+                exchanged_bytes=26.0 * 136 * problem.profile_batch_size if layer.is_sharded else 1e6,
                 reading_seconds={} if index else reading,
             )
             for index, layer in enumerate(problem.layers)
@@ -115,6 +115,8 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
                 exchange_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
                 exchange_seconds_per_table=float(10 ** random.uniform(-4, -2)),
                 exchange_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
+                sum_seconds_per_peer=float(10 ** random.uniform(-5, -2.5)),
+                sum_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
                 boundary_seconds=float(10 ** random.uniform(-4, -2)),
                 boundary_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
             )

@@ -41,6 +41,7 @@ class _Work:
     across: float
     num_sharded: int
     exchanged_bytes: float
+    gradient_bytes: float
     num_boundaries: int
     crossing_bytes: float
     """Of a sample, both directions and boundaries."""
@@ -77,6 +78,9 @@ def _trainers_seconds(
     meeting = has_rows * unit.exchange_seconds * (2 + requests / pace)
     meeting = meeting + has_rows * unit.exchange_seconds_per_peer * (2 * (pace - 1) + requests)
     meeting = meeting + work.num_sharded * unit.exchange_seconds_per_table
+    if work.gradient_bytes:
+        meeting = meeting + unit.sum_seconds_per_peer * (pace - 1)
+        meeting = meeting + 2 * elsewhere * work.gradient_bytes * unit.sum_seconds_per_byte
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
     computing += m * work.num_boundaries * unit.boundary_seconds
@@ -126,7 +130,8 @@ class CandidateStages:
                     ),
                     across=2 * problem.profile_batch_size * cut / unit.bandwidth_bytes_per_s,
                     num_sharded=sum(layer.is_sharded for layer in inside),
-                    exchanged_bytes=sum(layer.exchanged_bytes for layer in inside),
+                    exchanged_bytes=sum(layer.exchanged_bytes for layer in inside if layer.is_sharded),
+                    gradient_bytes=sum(layer.exchanged_bytes for layer in inside if not layer.is_sharded),
                     num_boundaries=(first > 0) + (last + 1 < len(layers)),
                     crossing_bytes=2 * cut,
                     reading=sum(layer.reading_seconds.get(name, 0.0) for layer in inside),

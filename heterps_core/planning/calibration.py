@@ -25,6 +25,8 @@ _PROCESSOR_TIMES = (
     "exchange_seconds_per_peer",
     "exchange_seconds_per_table",
     "exchange_seconds_per_byte",
+    "sum_seconds_per_peer",
+    "sum_seconds_per_byte",
     "boundary_seconds",
     "boundary_seconds_per_byte",
 )

@@ -75,6 +75,7 @@ class DeviceProfile(JsonDocument):
             timings=_measured_where_known(self.profile, estimate, "timings"),
             half_batch_timings=_measured_where_known(self.profile, estimate, "half_batch_timings"),
             network_boundary=self.profile.network_boundary,
+            network_sum=self.profile.network_sum,
             measured_replica_path=self.profile.measured_replica_path or estimate.measured_replica_path,
             machine_speed=self.profile.machine_speed or estimate.machine_speed,
             sum_over_step=self.profile.sum_over_step,

@@ -56,6 +56,20 @@ NO_COST = BoundaryCost()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SumCost:
+    """Processor time of a replica for the sum of a batch's dense gradients."""
+
+    peer_seconds: float = 0.0
+    """For each other replica."""
+
+    byte_seconds: float = 0.0
+    """For each byte that it sends: in a ring of k replicas 2 (k - 1) / k times the gradients."""
+
+
+NO_SUM_COST = SumCost()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MachineSpeed:
     """The limits of one unit, as measured; a roofline divides by them."""
 
@@ -200,6 +214,12 @@ class LayerProfile(JsonDocument):
 
     memory_boundary: BoundaryCost = NO_COST
     """Between stages on one machine."""
+
+    network_sum: SumCost = NO_SUM_COST
+    """Among replicas on several machines."""
+
+    memory_sum: SumCost = NO_SUM_COST
+    """Among replicas on one machine."""
 
     reading: RowReading = RowReading()
     """On a core of the measured machine; nothing where no data set was read."""

@@ -62,8 +62,8 @@ def _profile_name(
         # Earlier versions had no choice; their rented measurements are found again.
         values["precision"] = request.precision
     if device_type == LOCAL_DEVICE_TYPE:
-        # Earlier versions measured steps without the thread that reads, and no worker beside.
-        values["measured"] = "steps while a thread reads, alone and beside another worker"
+        # Earlier versions measured steps without the thread that reads, no worker beside and no sums.
+        values["measured"] = "steps while a thread reads, alone and beside another worker, and sums"
     text = json.dumps(values, sort_keys=True)
     return f"{device_type}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 

@@ -4,7 +4,7 @@ Tensors lie in memory files without a name, which the system frees with the last
 messages over sockets say when tensors may be read; a socket also shows at once that its other end is gone.
 Two loopback copies of a batch's rows and gradients cost a sixth of a step of CTR-DNN; here they are read in place.
 
-All functions but `Outbox.append` are collective: every replica calls them in the same order.
+All functions but those that append are collective: every replica calls them in the same order.
 
 Shapes: R rows, C columns of any tensor.
 """
@@ -136,6 +136,11 @@ class SharedMemoryLink:
         """Return when all replicas have come here; raises as `exchange` does."""
         self.exchange(b"here")
 
+    def close(self) -> None:
+        """Close the connections."""
+        for peer in self._peers.values():
+            peer.close()
+
     def _receive(self, number: int) -> bytes:
         self._wait_until_readable(number)
         with suppress(OSError):
@@ -179,12 +184,21 @@ class Outbox:
     def append(self, tensor_RC: Tensor) -> None:
         """Copy a tensor of one of `DTYPES` into the outbox."""
         num_rows, num_columns = tensor_RC.shape
+        self._new(num_rows, num_columns, tensor_RC.dtype).copy_(tensor_RC)
+
+    @torch.no_grad()
+    def append_flat(self, tensors: Sequence[Tensor]) -> None:
+        """Copy tensors of float32 into the outbox, one after the other as a single row."""
+        num_columns = sum(tensor.numel() for tensor in tensors)
+        torch.cat([tensor.reshape(-1) for tensor in tensors], out=self._new(1, num_columns, torch.float32)[0])
+
+    def _new(self, num_rows: int, num_columns: int, dtype: torch.dtype) -> Tensor:
         first = aligned(self._num_bytes)
-        self._num_bytes = first + tensor_RC.nbytes
+        self._num_bytes = first + num_rows * num_columns * dtype.itemsize
         buffer = self._buffers[self._turn][self._link.member]
         buffer.grow(self._num_bytes)
-        buffer.view(first, num_rows, num_columns, tensor_RC.dtype).copy_(tensor_RC)
-        self._contents.append([first, num_rows, num_columns, DTYPES.index(tensor_RC.dtype)])
+        self._contents.append([first, num_rows, num_columns, DTYPES.index(dtype)])
+        return buffer.view(first, num_rows, num_columns, dtype)
 
     def exchange(self) -> list[list[Tensor]]:
         """Return by replica what each has put in since the last call, and begin again.

@@ -6,7 +6,7 @@ each replica and with one thread each: batches read from a prepared data set by 
 updates. Start-up and the first steps do not count; what counts is the median step, as in a run's own record. Other
 programs slow the workers down, and prediction knows nothing of them: the run is cut into windows, and those count in
 which other programs took the smallest part of the cores. The processor time of all workers, which others hardly
-change, is compared with the predicted computing too; it holds the messages between workers as well.
+change, is compared with the predicted one too.
 
 What was measured can be kept in a folder (`--keep`), so that a run that is cut short goes on where it stopped; the
 predictions are worked out again from the kept profiles each time.
@@ -108,9 +108,7 @@ def run(*, seed: int = 0, num_cases: int = 20, keep: Path | None = None) -> list
             samples_per_s = plan.batch_size / predicted.step_seconds
             steps = [step for window in windows for step in window.step_seconds]
             measured = plan.batch_size / statistics.median(steps)
-            work_s = sum(
-                part.stage.num_replicas * part.compute_seconds for part in predicted.evaluation.stages
-            )
+            work_s = predicted.work_seconds
             measured_work_s = sum(window.workers_s for window in windows) / len(steps)
             errors["throughput"].append(samples_per_s / measured - 1)
             errors["processor_time"].append(work_s / measured_work_s - 1)

@@ -38,7 +38,9 @@ def make_plan_report(
     problem = make_problem()
     result = make_result(problem)
     prediction = DryRunPrediction(
-        evaluation=evaluate(problem, result.plan.stages), step_seconds=predicted_step_seconds
+        evaluation=evaluate(problem, result.plan.stages),
+        work_seconds=predicted_step_seconds,
+        step_seconds=predicted_step_seconds,
     )
     return PlanReport(
         run_id=run_id,

@@ -113,17 +113,20 @@ def _stage_table(
         requests = problem.batch_size / ROWS_AT_ONCE
         message_seconds = has_tables * [unit.exchange_seconds for unit in units]
         peer_seconds = has_tables * [unit.exchange_seconds_per_peer for unit in units]
-        work_seconds = communication_scale * sums([layer.exchanged_bytes for layer in layers])[:, None]
-        work_seconds *= np.array([unit.exchange_seconds_per_byte for unit in units])
+        row_bytes = sums([layer.exchanged_bytes * layer.is_sharded for layer in layers])[:, None]
+        work_seconds = communication_scale * row_bytes * [unit.exchange_seconds_per_byte for unit in units]
+        gradient_bytes = sums([layer.exchanged_bytes * (not layer.is_sharded) for layer in layers])[:, None]
         num_boundaries = 2.0 - (first == 0) - (last == problem.num_layers - 1)
         trainer = TrainerTerms(
-            fixed_seconds=rows_seconds * (1 - communication_fraction),
+            fixed_seconds=rows_seconds * (1 - communication_fraction)
+            + 2 * gradient_bytes * [unit.sum_seconds_per_byte for unit in units],
             shared_seconds=rows_seconds * communication_fraction,
             meeting_seconds=MESSAGES_OF_STEP * message_seconds
             + requests * peer_seconds
             + num_tables[:, None] * [unit.exchange_seconds_per_table for unit in units]
             + work_seconds * (1 - communication_fraction),
-            peer_seconds=MESSAGES_OF_STEP * peer_seconds,
+            peer_seconds=MESSAGES_OF_STEP * peer_seconds
+            + (gradient_bytes > 0) * [unit.sum_seconds_per_peer for unit in units],
             work_seconds=work_seconds * communication_fraction + requests * message_seconds,
             sum_seconds=scale
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),

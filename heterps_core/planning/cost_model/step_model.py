@@ -11,8 +11,9 @@ boundaries and the sum of a batch's gradients travel while it computes:
     ET(k) = max(XT(k) + max(CT(k), YT(k) + AT(k)), IT(k))
     CT(k) = OCT (m (1 - alpha) + alpha s / k) + m b H + C V / k
     YT(k) = Y s / k
-    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + F (2 + c / k) + P (2 (k - 1) + c) + G t,
+    XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + F (2 + c / k) + P (2 (k - 1) + c) + G t + ST(k),
             with c = B / 4,096, for k > 1, else 0
+    ST(k) = (k - 1) Z + 2 (k - 1) / k  Q D   with dense gradients, else 0
     AT(k) = (k - 1) / k  A s
     IT(k) = I s / k
 
@@ -22,12 +23,13 @@ alpha is the fixed share of each micro-batch, which the papers count B / B_o tim
 whole batch at once: 1 - beta is the share of rows that several samples look up. A message takes a worker's processor
 F, and P for each peer, so more replicas may make a stage slower. A stage with tables has two in a step, and c / k for
 requests of rows, which is more than it has where c > k (`profiling/replica_path.py`). Each of the stage's t tables
-takes G, and to find, copy and add up rows takes W, beside the time E of the link. Each of its b boundaries takes the
-processor H for a micro-batch and V for each of the C bytes that cross both in a batch, there and back
-(`profiling/boundary_measurement.py`). A stage between two others may fetch rows twice, which is not counted. Where a
-problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that goes to
-another one, is left out, and XT(1) has F, P, G and W too. Replicas have whole rows of a micro-batch, and the one with
-most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
+takes G, and to find, copy and add up rows takes W, beside the time E of the link. A ring sums the D bytes of dense
+gradients once a step, which takes the processor Z for each peer and Q for each byte that is sent. Each of its b
+boundaries takes the processor H for a micro-batch and V for each of the C bytes that cross both in a batch, there and
+back (`profiling/boundary_measurement.py`). A stage between two others may fetch rows twice, which is not counted.
+Where a problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that
+goes to another one, is left out, and XT(1) has F, P, G, W and Q too. Replicas have whole rows of a micro-batch, and
+the one with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.
 
 A step that `drains` begins and ends with an empty pipeline and sums gradients after all passes. So it takes at least
 DT(k), the longest of some chains of passes and messages through the stage (`drained_paths.py`).

@@ -41,12 +41,14 @@ class TrainerTerms:
     """
 
     fixed_seconds: Floats
+    """E (1 - beta) + 2 Q D."""
+
     shared_seconds: Floats
     meeting_seconds: Floats
     """2 F + c P + G t + W (1 - beta)."""
 
     peer_seconds: Floats
-    """2 P."""
+    """2 P + Z."""
 
     work_seconds: Floats
     """W beta s + c F."""

@@ -21,7 +21,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     UnitType,
     is_cpu,
 )
-from heterps_core.profiling.layer_profile import NO_COST, LayerProfile, LayerTiming
+from heterps_core.profiling.layer_profile import NO_COST, NO_SUM_COST, LayerProfile, LayerTiming
 
 ROUND_TRIP_MESSAGES = 4
 """Messages of an embedding for one batch: counts, row indices and rows on the way forward, gradients back."""
@@ -81,7 +81,9 @@ def unit_type(
         )
     path, is_trainers = profile.replica_path, step_model is StepModel.TRAINER
     # Beside a card the cores of its host send and receive.
-    boundary = profile.network_boundary if is_trainers and is_cpu(device_type.name) else NO_COST
+    has_workers = is_trainers and is_cpu(device_type.name)
+    boundary = profile.network_boundary if has_workers else NO_COST
+    gradient_sum = profile.network_sum if has_workers else NO_SUM_COST
     return UnitType(
         price_usd_per_hour=price_usd_per_hour,
         max_units=max_units,
@@ -102,6 +104,8 @@ def unit_type(
         exchange_seconds_per_peer=path.peer_seconds * is_trainers,
         exchange_seconds_per_table=path.table_seconds * is_trainers,
         exchange_seconds_per_byte=path.byte_seconds * is_trainers,
+        sum_seconds_per_peer=gradient_sum.peer_seconds,
+        sum_seconds_per_byte=gradient_sum.byte_seconds,
         boundary_seconds=boundary.microbatch_seconds,
         boundary_seconds_per_byte=boundary.byte_seconds,
     )
@@ -186,7 +190,7 @@ def build_problem(
                     )
                     for name in device_types
                 },
-                exchanged_bytes=_exchanged_share(wire_dtype) * profiles[first].timings[index].exchanged_bytes
+                exchanged_bytes=_exchanged_bytes(profiles[first].timings[index], wire_dtype)
                 if step_model is StepModel.TRAINER
                 else 0.0,
                 compute_relative_spread={
@@ -220,6 +224,11 @@ def _exchanged_share(wire_dtype: str) -> float:
         0.529
     """
     return _EXCHANGED_BYTES[wire_dtype] / _EXCHANGED_BYTES["float32"]
+
+
+def _exchanged_bytes(timing: LayerTiming, wire_dtype: str) -> float:
+    """Return the bytes of rows, or of dense gradients, that replicas exchange for a layer."""
+    return _exchanged_share(wire_dtype) * timing.exchanged_bytes + timing.all_reduced_bytes
 
 
 def profiles_for_larger_tables(

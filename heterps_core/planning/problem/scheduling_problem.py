@@ -84,7 +84,8 @@ class LayerCosts(JsonDocument):
 
     exchanged_bytes: NotNegative = 0.0
     """Indices, rows and gradients of the distinct rows of a sharded layer that `profile_batch_size` samples look up:
-    each byte costs a replica `exchange_seconds_per_byte`, also of rows that are its own."""
+    each byte costs a replica `exchange_seconds_per_byte`, also of rows that are its own. Dense gradients of others,
+    which replicas sum once a training batch."""
 
     reading_seconds: Mapping[str, NotNegative] = field(default_factory=dict)
     """Device type -> reading the rows of `profile_batch_size` samples on a core that does not compute: a card's host.
@@ -161,9 +162,15 @@ class UnitType(JsonDocument):
     exchange_seconds_per_byte: NotNegative = 0.0
     """The same for each of the `exchanged_bytes`."""
 
+    sum_seconds_per_peer: NotNegative = 0.0
+    """Processor time of a replica for the sum of a batch's dense gradients, for each other replica. By the trainer's
+    step alone, as are the three below."""
+
+    sum_seconds_per_byte: NotNegative = 0.0
+    """The same for each byte of gradients that it sends."""
+
     boundary_seconds: NotNegative = 0.0
-    """Processor time of a replica for a boundary of its stage, for each micro-batch. By the trainer's step alone, as
-    is the next one."""
+    """Processor time of a replica for a boundary of its stage, for each micro-batch."""
 
     boundary_seconds_per_byte: NotNegative = 0.0
     """The same for each byte that the replica sends or receives there."""

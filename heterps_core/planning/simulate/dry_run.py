@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.models.model_graph import ModelGraph
+from heterps_core.models.model_graph import Layer, ModelGraph
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation, evaluate
-from heterps_core.planning.problem.problem_builder import in_stage_seconds
 from heterps_core.planning.problem.scheduling_problem import (
     LayerCosts,
     SchedulingProblem,
@@ -36,6 +35,9 @@ class DryRunPrediction:
 
     evaluation: PlanEvaluation
     """As if each worker had a core of its own."""
+
+    work_seconds: float
+    """Processor time of a training step, of all workers together."""
 
     step_seconds: float
     """Time of a training step on this machine; see `predict_dry_run`."""
@@ -89,6 +91,7 @@ def predict_dry_run(
     )
     return DryRunPrediction(
         evaluation=evaluation,
+        work_seconds=work_seconds,
         step_seconds=max(batch_size / evaluation.throughput_samples_per_s, work_seconds / num_cores),
     )
 
@@ -107,9 +110,8 @@ def dry_run_problem(
 
     Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
     Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and each layer's seconds are
-    k times those of one replica. Activations cross in memory, which costs processor time alone, and so do the rows of
-    replicas, which share tables: beside their bytes no message takes time. The core of the first layer
-    also reads the input rows.
+    k times those of one replica. What crosses between stages and among replicas lies in memory, which costs processor
+    time alone. The core of the first layer also reads the input rows.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -147,9 +149,8 @@ def dry_run_problem(
                 )
                 + (0.0 if index else reading_seconds),
             ),
-            communication_seconds=dict.fromkeys(
-                names, in_stage_seconds(profile, index, batch_size=batch_size, num_messages=0)
-            ),
+            communication_seconds=dict.fromkeys(names, 0.0),
+            exchanged_bytes=_shared_bytes(layer, profile.batch_size),
         )
         for index, layer in enumerate(graph.layers)
     )
@@ -169,6 +170,11 @@ def dry_run_problem(
                 bandwidth_bytes_per_s=UNLIMITED,
                 compute_parallel_fraction=1.0,
                 communication_parallel_fraction=1.0,
+                # The updates of a table begin and end with a message to all, as the sum of gradients does.
+                exchange_seconds_per_table=2 * (stage.num_replicas - 1) * profile.memory_sum.peer_seconds,
+                exchange_seconds_per_byte=profile.memory_sum.byte_seconds,
+                sum_seconds_per_peer=profile.memory_sum.peer_seconds,
+                sum_seconds_per_byte=profile.memory_sum.byte_seconds,
                 boundary_seconds=profile.memory_boundary.microbatch_seconds,
                 boundary_seconds_per_byte=profile.memory_boundary.byte_seconds,
             )
@@ -180,6 +186,13 @@ def dry_run_problem(
     )
     renamed = tuple(replace(stage, device_type=name) for stage, name in zip(stages, names, strict=True))
     return problem, renamed
+
+
+def _shared_bytes(layer: Layer, num_samples: int) -> float:
+    """Return the bytes that replicas write for each other: row indices with gradients of rows, or dense gradients."""
+    if not layer.is_sharded:
+        return layer.parameter_bytes
+    return num_samples * (layer.input_bytes_per_sample + layer.looked_up_bytes_per_sample)
 
 
 def _nominal_compute_seconds(

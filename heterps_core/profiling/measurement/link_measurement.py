@@ -15,6 +15,7 @@ import torch.distributed as dist
 from heterps_core.errors import HeterpsError
 from heterps_core.profiling.layer_profile import Link
 from heterps_core.profiling.measurement.boundary_measurement import measure_boundary
+from heterps_core.profiling.measurement.sum_measurement import measure_sum
 from heterps_core.profiling.timing import Timing
 from heterps_core.transport.peer_sockets import bytes_of
 from heterps_core.transport.token_connections import connect_by_token
@@ -54,6 +55,8 @@ def measure_links(store_file: Path, *, rank: int) -> dict[str, Any]:
             "boundary_link": _boundary_link(1 - rank),
             "network_boundary": measure_boundary(rank, shares_memory=False),
             "memory_boundary": measure_boundary(rank, shares_memory=True),
+            "network_sum": measure_sum(rank, shares_memory=False),
+            "memory_sum": measure_sum(rank, shares_memory=True),
         }
     finally:
         dist.destroy_process_group()

@@ -80,17 +80,14 @@ class PendingSum:
         return losses_M.tolist()
 
 
-def _summed(outbox: Outbox, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    for tensor in tensors:
-        assert tensor is not None
-        outbox.append(tensor.reshape(1, -1))
-    sums: list[Tensor | None] = []
-    for first, second, *others in zip(*outbox.exchange(), strict=True):
-        total = first + second
-        for other in others:
-            total += other
-        sums.append(total[0])
-    return sums
+def _summed(outbox: Outbox, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    own = [tensor for tensor in tensors if tensor is not None]
+    outbox.append_flat(own)
+    (first,), (second,), *others = outbox.exchange()
+    total = first[0] + second[0]
+    for (other,) in others:
+        total += other[0]
+    return list(torch.split(total, [tensor.numel() for tensor in own]))
 
 
 def take_buffers_of_first_replica(layers: Iterable[nn.Module], *, group: ProcessGroup | None) -> None:

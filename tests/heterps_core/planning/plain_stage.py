@@ -148,13 +148,17 @@ def _in_memory(
     m, crossing = num_microbatches, 1.0 if problem.single_replica_communicates else 1 - 1 / k
     handling = 0.0
     if k > 1 or problem.single_replica_communicates:
-        exchanged_bytes = sum(layer.exchanged_bytes for layer in layers) * (1 - beta + beta * scale / k)
+        exchanged_bytes = sum(layer.exchanged_bytes for layer in layers if layer.is_sharded)
+        exchanged_bytes *= 1 - beta + beta * scale / k
         num_tables, requests = sum(layer.is_sharded for layer in layers), problem.batch_size / 4096
         if num_tables:
             handling = unit.exchange_seconds * (2 + requests / k)
             handling += unit.exchange_seconds_per_peer * (2 * (k - 1) + requests)
         handling += num_tables * unit.exchange_seconds_per_table
         handling += exchanged_bytes * unit.exchange_seconds_per_byte
+        gradient_bytes = sum(layer.exchanged_bytes for layer in layers if not layer.is_sharded)
+        handling += 2 * crossing * gradient_bytes * unit.sum_seconds_per_byte
+        handling += (k - 1) * unit.sum_seconds_per_peer if gradient_bytes else 0.0
     num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)
     messages = m * num_boundaries * unit.boundary_seconds
     messages += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte

@@ -5,7 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
-from heterps_core.profiling.layer_profile import BoundaryCost, LayerProfile, LayerTiming, Link, MachineSpeed
+from heterps_core.profiling.layer_profile import (
+    BoundaryCost,
+    LayerProfile,
+    LayerTiming,
+    Link,
+    MachineSpeed,
+    SumCost,
+)
 from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.profile_cache import keep_profile, replica_path_name
 from heterps_core.profiling.replica_path import ReplicaPath
@@ -94,6 +101,8 @@ def make_profile(
         boundary_link=LINK,
         network_boundary=BoundaryCost(microbatch_seconds=0.004, byte_seconds=2e-6),
         memory_boundary=BoundaryCost(microbatch_seconds=0.002, byte_seconds=1e-6),
+        network_sum=SumCost(peer_seconds=0.003, byte_seconds=3e-6),
+        memory_sum=SumCost(peer_seconds=0.001, byte_seconds=1e-6),
         machine_speed=SPEED,
         sum_over_step=0.95,
         measured_at="2026-07-01T00:00:00+00:00",

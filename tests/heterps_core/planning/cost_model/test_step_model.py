@@ -54,7 +54,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
     most_rows = -(-(problem.batch_size // m) // stage.num_replicas)
     k = problem.batch_size / m / most_rows
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
-    computing = exchanging = summing = handling = reading = 0.0
+    computing = exchanging = summing = handling = reading = gradient_bytes = 0.0
     for layer in layers:
         computing += layer.compute_seconds[stage.device_type]
         reading += layer.reading_seconds.get(stage.device_type, 0.0) * samples / k
@@ -66,6 +66,7 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
             )
         else:
             summing += layer.communication_seconds[stage.device_type]
+            gradient_bytes += layer.exchanged_bytes
     cut_bytes = 0.0
     if stage.first_layer > 0:
         cut_bytes += problem.layers[stage.first_layer - 1].output_bytes_per_sample
@@ -82,6 +83,9 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
         requests = problem.batch_size / 4096
         handling += unit.exchange_seconds * (2 + requests / k)
         handling += unit.exchange_seconds_per_peer * (2 * (k - 1) + requests)
+    if gradient_bytes:
+        handling += (k - 1) * unit.sum_seconds_per_peer
+        handling += 2 * to_others * gradient_bytes * unit.sum_seconds_per_byte
     exchange = to_others * exchanging * (1 - beta + beta * samples / k)
     if k > 1 or problem.single_replica_communicates:
         exchange += handling

@@ -90,7 +90,8 @@ def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_p
     assert (found.exchange_seconds, found.exchange_seconds_per_peer) == (2e-4, 5e-5)
     assert (found.exchange_seconds_per_table, found.exchange_seconds_per_byte) == (4e-4, 6e-10)
     assert (found.boundary_seconds, found.boundary_seconds_per_byte) == (0.004, 2e-6)
-    assert [layer.exchanged_bytes for layer in layers[StepModel.TRAINER]] == [3_000, 0]
+    assert (found.sum_seconds_per_peer, found.sum_seconds_per_byte) == (0.003, 3e-6)
+    assert [layer.exchanged_bytes for layer in layers[StepModel.TRAINER]] == [3_000, 1_000]
     assert layers[StepModel.TRAINER][0].communication_seconds == {"local-cpu": pytest.approx(0.3)}
     assert (units[StepModel.PAPERS].exchange_seconds, units[StepModel.PAPERS].boundary_seconds) == (0, 0)
     assert layers[StepModel.PAPERS][0].exchanged_bytes == 0

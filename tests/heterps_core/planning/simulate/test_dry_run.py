@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.errors import ConfigurationError
@@ -5,8 +7,12 @@ from heterps_core.planning.simulate.dry_run import predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
+REPLICAS_S = 3 * 0.001 + (200 * 60 + 1_000) * 1e-6
+"""Each of two replicas sends three messages, two of them of the table, and writes row indices, gradients of rows and
+dense gradients."""
 
-def predict(*replicas, num_microbatches=4, num_cores=64, batch_size=400, **others):
+
+def predict(*replicas, num_microbatches=4, num_cores=64, batch_size=400, profile=None, **others):
     """Predict both layers in one stage, or one stage each."""
     if len(replicas) == 1:
         stages = [Stage(0, 1, "cpu-c5", replicas[0])]
@@ -14,7 +20,7 @@ def predict(*replicas, num_microbatches=4, num_cores=64, batch_size=400, **other
         stages = [Stage(0, 0, "cpu-c5", replicas[0]), Stage(1, 1, "gpu-t4", replicas[1])]
     return predict_dry_run(
         GRAPH,
-        make_profile(),
+        profile or make_profile(),
         stages,
         batch_size=batch_size,
         num_microbatches=num_microbatches,
@@ -50,13 +56,19 @@ def test_a_worker_that_waits_for_its_updates_computes_and_communicates_one_after
     assert prediction.step_seconds == pytest.approx(stage.compute_seconds + stage.communication_seconds)
 
 
-def test_in_stage_communication_is_that_of_the_replicas_of_the_stage():
-    prediction = predict(2)
+def test_replicas_on_one_machine_spend_processor_time_on_messages_and_shared_bytes():
+    evaluation = predict(2).evaluation
 
-    # Half of 3000 bytes, of which half lies with the other, in each of four micro-batches; a ring of two moves the
-    # 1000 bytes of gradients once.
-    expected = 4 * 750 / 10_000 + 1_000 / 10_000
-    assert prediction.evaluation.stages[0].communication_seconds == pytest.approx(expected)
+    assert evaluation.stages[0].exchange_seconds == pytest.approx(REPLICAS_S)
+    assert evaluation.stages[0].communication_seconds == pytest.approx(REPLICAS_S)
+
+
+def test_workers_beside_others_compute_as_much_slower_as_the_profile_says():
+    profile = replace(make_profile(), crowding=1.5)
+
+    assert predict(1, profile=profile).step_seconds == predict(1).step_seconds
+    alone, beside = (predict(2, profile=each).evaluation.stages[0] for each in (None, profile))
+    assert beside.compute_seconds == pytest.approx(1.5 * alone.compute_seconds)
 
 
 def test_each_stage_scales_by_its_own_layers():
@@ -90,7 +102,7 @@ def test_a_pipeline_is_no_faster_than_its_slowest_stage_nor_slower_than_all_of_t
 
 def test_workers_that_share_a_core_take_the_sum_of_their_work():
     # Two replicas of 0.52 s for the embedding and two of 1.5 s, four times, two updates of 0.4 s, and the exchange.
-    assert predict(2, num_cores=1).step_seconds == pytest.approx(2 * (4 * 2.02 + 0.4 + 4 * 750 / 10_000))
+    assert predict(2, num_cores=1).step_seconds == pytest.approx(2 * (4 * 2.02 + 0.4 + REPLICAS_S))
 
 
 def test_refuses_stages_that_leave_layers_out():
