@@ -32,7 +32,7 @@ HOME_VARIABLE = "HETERPS_HOME"
 _SOURCES = tuple(
     Path(__file__).with_name(name) for name in ("row_kernels.cpp", "row_lists.cpp", "id_kernels.cpp")
 )
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_FLAGS = ("-O3", "-fno-math-errno", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
 _BUILD_TIMEOUT_S = 120
 
 
@@ -189,6 +189,19 @@ def _declared(library: ctypes.CDLL, declare: Callable[[ctypes.CDLL], None]) -> c
     return library
 
 
+def compiler_flags(machine: str, *, processor: str = "native") -> tuple[str, ...]:
+    """Return the flags for a machine, as `platform.machine` names it, and a processor, as g++ and clang++ name it.
+
+    On Arm -mcpu chooses instructions and their schedule, and clang++ knows no -march=native; on x86 -march does both.
+
+    Example:
+        >>> compiler_flags("aarch64")[-1], compiler_flags("x86_64", processor="icelake-server")[-1]
+        ('-mcpu=native', '-march=icelake-server')
+    """
+    option = "-mcpu" if machine in ("aarch64", "arm64") else "-march"
+    return (*_FLAGS, f"{option}={processor}")
+
+
 def build(folder: Path) -> Path:
     """Compile the library into a folder, unless it is there, and return its path.
 
@@ -201,15 +214,15 @@ def build(folder: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise FileNotFoundError("no C++ compiler (g++, clang++ or $CXX) was found")
-    sources = [source.read_bytes() for source in _SOURCES]
-    identity = repr((sources, _FLAGS, compiler, platform.machine(), _processor())).encode()
+    sources, flags = [source.read_bytes() for source in _SOURCES], compiler_flags(platform.machine())
+    identity = repr((sources, flags, compiler, platform.machine(), _processor())).encode()
     library = folder / f"row_kernels-{hashlib.sha256(identity).hexdigest()[:16]}.so"
     if library.exists():
         return library
     with tempfile.TemporaryDirectory(dir=folder) as own:
         built = Path(own) / library.name
         subprocess.run(
-            [compiler, *_FLAGS, *map(str, _SOURCES), "-o", str(built)],
+            [compiler, *flags, *map(str, _SOURCES), "-o", str(built)],
             check=True,
             capture_output=True,
             text=True,
@@ -239,7 +252,8 @@ def _processor() -> str:
     if not cpuinfo.exists():
         return platform.processor()
     lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-    return "".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+    told_apart = ("flags", "Features", "model name", "CPU implementer", "CPU part")
+    return "".join(sorted({line for line in lines if line.startswith(told_apart)}))
 
 
 def _typed(function: Any, *, num_states: int, num_constants: int) -> Any:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from heterps_core import __version__
 
+_NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
+"""Fields of /proc/cpuinfo that tell processors apart, of x86 and of Arm."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -36,8 +39,8 @@ class Machine:
 def this_machine() -> Machine:
     """Describe this machine.
 
-    Of a virtual machine the processor's family, model and stepping are part of its name, because its model
-    name may be cut down to the vendor's.
+    The numbers of the processor are part of its name, because a virtual machine may show a vendor alone as the
+    model's name, and Arm processors have no such name.
     """
     return Machine(
         processor=_processor(),
@@ -70,10 +73,9 @@ def multiplies_bfloat16() -> bool:
 
 def _processor() -> str:
     first = _processor_fields()
-    if "model name" not in first:
-        return platform.processor() or platform.machine()
-    numbers = [f"{name} {first[name]}" for name in ("cpu family", "model", "stepping") if name in first]
-    return f"{first['model name']} ({', '.join(numbers)})" if numbers else first["model name"]
+    name = first.get("model name") or platform.processor() or platform.machine()
+    numbers = [f"{field} {first[field]}" for field in _NUMBERS if field in first]
+    return f"{name} ({', '.join(numbers)})" if numbers else name
 
 
 def _processor_fields() -> Mapping[str, str]:

@@ -30,6 +30,22 @@ def test_a_processor_multiplies_bfloat16_by_an_instruction_of_its_own(monkeypatc
     assert multiplies_bfloat16() is has_it
 
 
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"model name": "Xeon", "cpu family": "6", "model": "143"}, "Xeon (cpu family 6, model 143)"),
+        ({"CPU implementer": "0x41", "CPU part": "0xd4f"}, "aarch64 (CPU implementer 0x41, CPU part 0xd4f)"),
+        ({}, "aarch64"),
+    ],
+    ids=["x86", "Arm", "unknown"],
+)
+def test_processors_of_one_architecture_are_told_apart(monkeypatch, fields, name):
+    monkeypatch.setattr(machine, "_processor_fields", lambda: fields)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "aarch64")
+
+    assert this_machine().processor == name
+
+
 def test_versions_are_those_of_the_imported_packages():
     import numpy
     import torch
