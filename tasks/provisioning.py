@@ -90,8 +90,15 @@ class Provisioning:
         )
         return (
             f"{price} {self.cloud_plan.price_usd_per_hour:.4f} USD/hour ({self.price_age}{self._spot_text})"
-            f"{bucket}{trained_here}"
+            f"{self._volume_text}{bucket}{trained_here}"
         )
+
+    @property
+    def _volume_text(self) -> str:
+        disk, usd_per_hour = self.cloud_plan.table_disk, self.cloud_plan.disk_usd_per_hour
+        if disk is None:
+            return ""
+        return f", and {usd_per_hour:.4f} for {disk} on {round(usd_per_hour / disk.usd_per_hour)} of the machines"
 
     @property
     def _spot_text(self) -> str:

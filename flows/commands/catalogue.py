@@ -1,7 +1,8 @@
 """Show the device types that plans may use, with on-demand prices, and why other instance families are left out.
 
-A unit is a processor core, or a card with its host. TFLOP/s are published peaks in float32. A type without a price is
-not sold in the region. Prices are the newest at hand: the bundled file, or the last refresh.
+A unit is a processor core, or a card with its host. TFLOP/s are published peaks in float32; a disk is a core's share
+of its machine's own, read and written by turns. A type without a price is not sold in the region. Prices are the
+newest at hand: the bundled file, or the last refresh.
 
 examples:
   heterps catalogue
@@ -38,6 +39,8 @@ COLUMNS = {
     "USD/TFLOP/s-hour": ".3f",
     "memory GB/s": ",.1f",
     "Gbit/s": ",.2f",
+    "disk GB": ",.0f",
+    "disk MB/s": ",.0f",
     "families": "",
 }
 """Each of one unit."""
@@ -87,5 +90,7 @@ def _row(device_type: DeviceType, usd_per_hour: float | None) -> list[str | floa
         None if usd_per_hour is None else usd_per_hour / tflops,
         device_type.memory_bandwidth_bytes_per_s / 1e9,
         device_type.network_bandwidth_bytes_per_s / BYTES_PER_S_PER_MBIT_PER_S / _MBIT_PER_GBIT,
+        device_type.local_disk_bytes / 1e9 or None,
+        device_type.local_disk_bytes_per_s / 1e6 or None,
         ", ".join(device_type.instance_families),
     ]

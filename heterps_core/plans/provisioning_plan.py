@@ -45,6 +45,13 @@ class TableDisk:
     usd_per_hour: float
     """Price of both, for one instance."""
 
+    stages: tuple[int, ...] | None = None
+    """Stages whose instances have it; None for all."""
+
+    def __str__(self) -> str:
+        """Say how large and fast it is, for people."""
+        return f"an EBS volume of {self.gigabytes:,} GB more at {self.mib_per_s:,} MiB/s"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceGroup:
@@ -134,7 +141,7 @@ class ProvisioningPlan(JsonDocument):
     """Extra price of the rendezvous store's machine, which is bought on-demand in a plan that is all on spot."""
 
     table_disk: TableDisk | None = None
-    """The disk of every instance; None where all rows are in memory."""
+    """What instances of some stages have; None where all rows are in memory or on instances' own disks."""
 
     node_ids: tuple[str, ...] = ()
     """Names of its machines in order, where they take the places of lost ones; by default by stage and number."""
@@ -243,7 +250,7 @@ class ProvisioningPlan(JsonDocument):
                         offer=group.offer,
                         num_workers=num_workers,
                         alternatives=group.alternatives,
-                        disk_usd_per_hour=self.disk_usd_per_hour,
+                        disk_usd_per_hour=self._disk_usd_per_hour(stage),
                     )
                 )
         if self.node_ids:
@@ -253,5 +260,11 @@ class ProvisioningPlan(JsonDocument):
 
     @property
     def disk_usd_per_hour(self) -> float:
-        """Price of one instance's room for rows of tables."""
-        return 0.0 if self.table_disk is None else self.table_disk.usd_per_hour
+        """Price of all instances' room for rows of tables."""
+        return sum(group.count * self._disk_usd_per_hour(group.stage) for group in self.groups)
+
+    def _disk_usd_per_hour(self, stage: int) -> float:
+        disk = self.table_disk
+        if disk is None or (disk.stages is not None and stage not in disk.stages):
+            return 0.0
+        return disk.usd_per_hour

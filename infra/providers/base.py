@@ -139,10 +139,8 @@ class Provider(ABC):
     def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
         """Return the hourly bill of all machines of a plan, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
-        services_usd_per_hour = (
-            cls.services_usd_per_machine_hour() + plan.disk_usd_per_hour * cls.charges_money
-        )
-        return plan.price_usd_per_hour + num_machines * services_usd_per_hour
+        services_usd_per_hour = num_machines * cls.services_usd_per_machine_hour()
+        return plan.price_usd_per_hour + services_usd_per_hour + plan.disk_usd_per_hour * cls.charges_money
 
     def now(self) -> datetime:
         """Return the time by the clock that the provider dates its machines with."""

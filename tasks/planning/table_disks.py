@@ -272,7 +272,7 @@ def offers_with_disks(
 def with_table_disk(plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk]) -> ProvisioningPlan:
     """Return a purchase whose instances have room and throughput for the rows that replicas keep on disk.
 
-    All instances have the same: as much as those that need most.
+    All instances of stages in `disks` have the same: as much as those that need most.
 
     Args:
         disks: By stage.
@@ -284,4 +284,7 @@ def with_table_disk(plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk]) ->
     mib_per_s = math.ceil(max(units * disk.bytes_per_s for units, disk in needs) / BYTES_PER_MIB)
     mib_per_s = max(mib_per_s, INCLUDED_MIB_PER_S)
     price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s)
-    return replace(plan, table_disk=TableDisk(gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price))
+    disk = TableDisk(
+        gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price, stages=tuple(sorted(disks))
+    )
+    return replace(plan, table_disk=disk)

@@ -143,7 +143,7 @@ def decide(
         options.append(_Option(way=Way.REPLACE, refusal="no machine of the fleet is left"))
     else:
         bought = wanted.plans[0].only(missing)
-        usd_per_hour = bought.price_usd_per_hour + len(missing) * bought.disk_usd_per_hour
+        usd_per_hour = bought.price_usd_per_hour + bought.disk_usd_per_hour
         options.append(
             _with_fleet(
                 rest, wanted, Way.REPLACE, start_seconds, kept_usd_per_hour + usd_per_hour, known=wanted

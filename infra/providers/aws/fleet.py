@@ -66,6 +66,11 @@ class FleetGroup:
         """Price of all nodes, as planned."""
         return len(self.requests) * self.offers[0].price_usd_per_hour
 
+    @property
+    def has_table_disk(self) -> bool:
+        """Whether its nodes have more room on their volumes, for rows of tables."""
+        return self.requests[0].disk_usd_per_hour > 0
+
     def offer_of(self, instance_type: str) -> InstanceOffer:
         """Return the offer that an instance was launched from."""
         return next(offer for offer in self.offers if offer.instance_type.name == instance_type)

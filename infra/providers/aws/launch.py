@@ -76,9 +76,9 @@ class MachineSettings:
         """Return the name of a run's security group."""
         return f"heterps-{self.workspace}-{run_id}"
 
-    def template_for(self, run_id: str, architecture: str) -> str:
-        """Return the name of a run's launch template of an architecture; no run id holds a slash."""
-        name = self.name_for(run_id)
+    def template_for(self, run_id: str, architecture: str, *, has_table_disk: bool) -> str:
+        """Return the name of a run's launch template of an architecture and a disk; no run id holds a slash."""
+        name = self.name_for(run_id) + "/tables" * has_table_disk
         return name if architecture == ARCHITECTURES[0] else f"{name}/{architecture}"
 
 
@@ -141,7 +141,7 @@ class RunLaunch:
             members = [instance for instance in there if group_of(instance) == group.index]
             if not members:
                 if not is_prepared:
-                    self._prepare(number, {group.architecture for group in groups})
+                    self._prepare(number, {(group.architecture, group.has_table_disk) for group in groups})
                     is_prepared = True
                 members = self._launch(group, number=number, zone=zone, refused=refused)
             self._check_whole(group, members)
@@ -169,8 +169,11 @@ class RunLaunch:
         with explained("find a network"):
             return queries.find_network(self.client, self.machines.subnet_id)
 
-    def _prepare(self, number: int, architectures: Collection[str]) -> None:
-        """Make security group, role and a template of each architecture, or use those of an earlier try.
+    def _prepare(self, number: int, kinds: Collection[tuple[str, bool]]) -> None:
+        """Make security group, role and a template of each kind of machine, or use those of an earlier try.
+
+        Args:
+            kinds: Architecture, and whether there is room for rows of tables.
 
         Raises:
             ProvisioningError: An architecture has no image; nothing was made.
@@ -179,31 +182,28 @@ class RunLaunch:
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
         # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
         group_name = self.machines.name_for(run_of_launch(self.run_id))
-        images = self._images_of(architectures)
+        images = self._images_of({architecture for architecture, _ in kinds})
         network = self._network
         with explained("make the security group"):
             group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
         profile = self._make_role(number, tags=tags)
-        for architecture in sorted(architectures):
+        for architecture, has_table_disk in sorted(kinds):
+            table_disk = self.table_disk if has_table_disk else None
             data = template_data(
                 image=images[architecture],
                 security_group_id=group_id,
                 first_boot=self.first_boot,
                 instance_profile=profile,
                 key_name=self.machines.key_name,
-                table_disk=self.table_disk,
+                table_disk=table_disk,
                 tags={
                     "Name": f"heterps {self.run_id}",
                     INTENDED_TAG: now.isoformat(),
                     LEASE_TAG: self.lease_until.isoformat(),
-                    **(
-                        {}
-                        if self.table_disk is None
-                        else {DISK_PRICE_TAG: repr(self.table_disk.usd_per_hour)}
-                    ),
+                    **({} if table_disk is None else {DISK_PRICE_TAG: repr(table_disk.usd_per_hour)}),
                 },
             )
-            name = self.machines.template_for(self.run_id, architecture)
+            name = self.machines.template_for(self.run_id, architecture, has_table_disk=has_table_disk)
             with explained("make the launch template"):
                 self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
 
@@ -258,7 +258,9 @@ class RunLaunch:
                 instance_ids, problem = request_fleet(
                     self.client,
                     group,
-                    template_name=self.machines.template_for(self.run_id, group.architecture),
+                    template_name=self.machines.template_for(
+                        self.run_id, group.architecture, has_table_disk=group.has_table_disk
+                    ),
                     subnet_ids=subnet_ids,
                     run_id=self.run_id,
                     attempt=number,

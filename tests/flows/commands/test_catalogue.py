@@ -24,10 +24,17 @@ def test_each_device_type_has_the_price_of_a_unit_of_its_memory_and_of_its_speed
     assert heading.split("  ")[1] == "device type"
     # g4dn.xlarge costs 0.526 USD/hour, and has a card of 16 GiB and 8.1 TFLOP/s; c8g.medium has one core.
     assert [row.split() for row in rows] == [
-        ["cpu-c8g", "0.0399", "2.0", "0.0199", "0.086", "0.462", "5.6", "0.26", "c8g"],
-        ["gpu-t4", "0.5260", "16.0", "0.0329", "8.100", "0.065", "320.0", "5.00", "g4dn"],
-        ["gpu-t4-20gbit", "1.2040", "16.0", "0.0752", "8.100", "0.149", "320.0", "20.00", "g4dn"],
+        ["cpu-c8g", "0.0399", "2.0", "0.0199", "0.086", "0.462", "5.6", "0.26", "-", "-", "c8g"],
+        ["gpu-t4", "0.5260", "16.0", "0.0329", "8.100", "0.065", "320.0", "5.00", "-", "-", "g4dn"],
+        ["gpu-t4-20gbit", "1.2040", "16.0", "0.0752", "8.100", "0.149", "320.0", "20.00", "-", "-", "g4dn"],
     ]
+
+
+def test_a_core_of_a_machine_with_disks_of_its_own_shows_its_share_of_them(workspace, capsys):
+    _, _, row = shown(capsys, "cpu-i7i")
+
+    # i7i.large has one core and 468 GB.
+    assert row.split()[-3:] == ["468", "485", "i7i"]
 
 
 def test_every_left_out_family_has_its_reason(workspace, capsys):

@@ -12,13 +12,12 @@ from tests.infra.builders import offer_named
     ("device_type", "machine", "volume_usd_per_hour", "own_disk_gb"),
     [
         ("cpu-i7i", "i7i.4xlarge", 0.0, 8 * 468),
-        # Another stage of the plan needs a volume, and all machines have it.
         ("cpu-i7i-spot", "i7i.4xlarge", 0.03, 8 * 468),
         # Bought in place of c5, which the plan has on volumes: too small for these rows.
         ("cpu-c5", "c5d.xlarge", 0.03, 0),
         # Nobody knows their speed, so the plan has volumes; without those they are all that there is.
-        ("cpu-m5dn", "m5dn.xlarge", 0.03, 0),
-        ("cpu-m5dn", "m5dn.xlarge", 0.0, 2 * 75),
+        ("cpu-c5ad", "c5ad.xlarge", 0.03, 0),
+        ("cpu-c5ad", "c5ad.xlarge", 0.0, 2 * 75),
         ("cpu-c7i", "c7i.xlarge", 0.03, 0),
         ("no-known-type", "c7i.xlarge", 0.0, 0),
     ],

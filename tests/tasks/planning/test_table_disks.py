@@ -215,6 +215,9 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
     assert disk(125 * 2**20).usd_per_hour == pytest.approx((102 * 0.08 + 125 * 0.04) / 730)
     # A volume has at least what is included.
     assert (disk(40e6).mib_per_s, disk(40e6).usd_per_hour) == (125, pytest.approx(102 * 0.08 / 730))
+    # Only the stage that sweeps has it, on two of the three machines.
+    swept = with_table_disk(bought, {0: ReplicaDisk("cpu-c7i", 50e9, 40e6)})
+    assert swept.disk_usd_per_hour == pytest.approx(2 * swept.table_disk.usd_per_hour)
     assert with_table_disk(bought, {}) is bought
 
 

@@ -58,6 +58,35 @@ def test_machines_have_room_for_rows_of_tables_and_tell_what_it_costs(launch, cl
     )
 
 
+def test_machines_of_other_stages_have_no_room_for_rows_and_do_not_pay_for_it(
+    launch, client, provider, ledger
+):
+    disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04, stages=(1,))
+    bought = replace(plan(), table_disk=disk)
+
+    launch(bought)
+
+    by_name = {
+        template["LaunchTemplateName"]: client.describe_launch_template_versions(
+            LaunchTemplateId=template["LaunchTemplateId"]
+        )["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+        for template in client.describe_launch_templates()["LaunchTemplates"]
+    }
+    sizes = {
+        name: data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for name, data in sorted(by_name.items())
+    }
+    assert list(sizes.values()) == [DISK_GB, DISK_GB + 300]
+    assert [name.endswith("/tables") for name in sizes] == [False, True]
+    assert {entry.stage: entry.disk_usd_per_hour for entry in ledger.entries()} == {0: 0.0, 1: 0.04}
+    terms = [instance.terms for instance in provider.list_instances()]
+    assert {each.stage: each.disk_usd_per_hour for each in terms} == {0: 0.0, 1: 0.04}
+    assert provider.billed_usd_per_hour(bought) == pytest.approx(provider.billed_usd_per_hour(plan()) + 0.04)
+
+    provider.terminate("r1")
+
+    assert client.describe_launch_templates()["LaunchTemplates"] == []
+
+
 def test_a_volume_is_given_the_operations_without_which_ebs_refuses_its_throughput(launch, client):
     launch(replace(plan(), table_disk=TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)))
 
