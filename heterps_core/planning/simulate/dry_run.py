@@ -111,7 +111,8 @@ def dry_run_problem(
     Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
     Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and each layer's seconds are
     k times those of one replica. What crosses between stages and among replicas lies in memory, which costs processor
-    time alone. The core of the first layer also reads the input rows.
+    time alone. A stage with an embedding also reads the input rows, and the last stage its labels in about the same
+    time.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -125,11 +126,16 @@ def dry_run_problem(
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
     crowding = profile.crowding if sum(stage.num_replicas for stage in stages) > 1 else 1.0
     replicas = [each.num_replicas for each in stages for _ in range(each.first_layer, each.last_layer + 1)]
-    reading_seconds = profile.reading.seconds(
-        profile.batch_size,
-        num_batches=replicas[0] * profile.update_share(batch_size),
-        decoded_share=decoded_share,
-    )
+    reading_seconds = {
+        stage.first_layer: profile.reading.seconds(
+            profile.batch_size,
+            num_batches=stage.num_replicas * profile.update_share(batch_size),
+            decoded_share=decoded_share,
+        )
+        for stage in stages
+        if stage is stages[-1]
+        or any(layer.is_sharded for layer in graph.layers[stage.first_layer : stage.last_layer + 1])
+    }
     layers = tuple(
         LayerCosts(
             name=layer.name,
@@ -147,7 +153,7 @@ def dry_run_problem(
                     batch_size=batch_size,
                     num_microbatches=num_microbatches,
                 )
-                + (0.0 if index else reading_seconds),
+                + reading_seconds.get(index, 0.0),
             ),
             communication_seconds=dict.fromkeys(names, 0.0),
             exchanged_bytes=_shared_bytes(layer, profile.batch_size),

@@ -5,6 +5,7 @@ import pytest
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.simulate.dry_run import predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.layer_profile import RowReading
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 REPLICAS_S = 3 * 0.001 + (200 * 60 + 1_000) * 1e-6
@@ -61,6 +62,20 @@ def test_replicas_on_one_machine_spend_processor_time_on_messages_and_shared_byt
 
     assert evaluation.stages[0].exchange_seconds == pytest.approx(REPLICAS_S)
     assert evaluation.stages[0].communication_seconds == pytest.approx(REPLICAS_S)
+
+
+def test_the_stage_of_the_embedding_and_the_last_stage_read_rows():
+    profile = replace(make_profile(), reading=RowReading(batch_ms=5.0, row_ms=0.1))
+
+    for replicas in ((2,), (2, 1)):
+        with_reading, without = (
+            predict(*replicas, profile=each).evaluation.stages for each in (profile, None)
+        )
+        added = [
+            one.compute_seconds - other.compute_seconds
+            for one, other in zip(with_reading, without, strict=True)
+        ]
+        assert added == pytest.approx([0.005 + 0.0001 * 400 / count for count in replicas])
 
 
 def test_workers_beside_others_compute_as_much_slower_as_the_profile_says():
