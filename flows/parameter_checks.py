@@ -57,7 +57,7 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     workspace = Workspace.locate()
     rented_from = get_provider(asked.provider)
     location = rented_from.run_location(workspace, "check")
-    provider_of(workspace, asked.provider).check_run_directory(location)
+    provider_of(workspace, asked.provider, region=asked.region).check_run_directory(location)
     check_model_name(asked.model)
     if asked.plan_only and asked.resume_run_id is not None:
         raise ConfigurationError(
@@ -83,11 +83,9 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     check_region(asked.provider, asked.region)
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
-    check_offers(
-        in_markets(asked.device_types, markets),
-        catalogue=catalogue_of(workspace, asked.provider),
-        region=asked.region,
-    )
+    catalogue = catalogue_of(workspace, asked.provider)
+    if rented_from.live_prices is None or asked.region in catalogue.regions():
+        check_offers(in_markets(asked.device_types, markets), catalogue=catalogue, region=asked.region)
     asked.source.check(asked.day)
 
 

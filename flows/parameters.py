@@ -198,7 +198,7 @@ class _PlannedParameters(_ModelParameters):
     """Hardware for layers or for measurements: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
 
     region: str = REGION
-    """Region of the prices; machines are rented in us-east-1 only."""
+    """Region of the prices, in which machines are rented too."""
 
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan in samples/s; 0 for none."""

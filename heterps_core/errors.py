@@ -40,12 +40,12 @@ class ConfigurationError(HeterpsError):
 class UnknownNameError(ConfigurationError):
     """A name that stands in no registry."""
 
-    def __init__(self, family: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, family: str, name: str, known: Iterable[str], *, way_out: str = "") -> None:
         known_names = sorted(known)
         near = difflib.get_close_matches(name, known_names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = f"known are: {', '.join(known_names)}." if known_names else "there is none yet."
-        super().__init__(f"{name!r} is not a known {family}; {listed}{hint}")
+        super().__init__(f"{name!r} is not a known {family}; {listed}{hint}{way_out and f' {way_out}'}")
         self.family = family
         self.name = name
         self.known = known_names

@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.json_file import replace_json
@@ -341,6 +341,12 @@ RUN_STORE_VARIABLE = "HETERPS_RUN_STORE"
 def has_run_store() -> bool:
     """Tell whether one is named."""
     return bool(os.environ.get(RUN_STORE_VARIABLE))
+
+
+def region_of_run_store() -> str | None:
+    """Return the region that the run store's URI names; None where it names none."""
+    options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")[2]
+    return dict(parse_qsl(options)).get("region")
 
 
 def location_in_store(run_id: str) -> str:

@@ -21,7 +21,7 @@ from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.machines.lifecycle import terminate_run
-from infra.machines.sweeper import providers_in_use, usable_ledger
+from infra.machines.sweeper import providers_in_use, regions_of, usable_ledger
 from infra.prices.spot_charges import SpotHistory
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
@@ -119,13 +119,14 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
         problems.append(problem)
     if not is_complete:
         names = PROVIDERS if ledger is None else providers_in_use(ledger)
-        for name in names:
+        places = [(name, region) for name in names for region in regions_of(workspace, name, None)]
+        for name, region in places:
             try:
-                machines = provider_of(workspace, name).list_instances()
+                machines = provider_of(workspace, name, region=region).list_instances()
             except ProvisioningError as problem:
                 problems.append(problem)
             else:
-                launches |= {(name, get_provider(name).region, machine.run_id) for machine in machines}
+                launches |= {(name, region, machine.run_id) for machine in machines}
     ended = 0
     for name, region, launch_id in sorted(launches):
         if run_of_launch(launch_id) != run_id:
@@ -161,12 +162,12 @@ def ledger_entries(workspace: Workspace, run_id: str | None = None) -> list[Ledg
 
 def machines_of_run(workspace: Workspace, run_id: str) -> tuple[Instance, ...]:
     """Return the machines of all launches of a run that exist right now."""
-    ledger = Ledger(workspace.ledger_path)
-    provider = provider_of(workspace, providers_of_run(workspace)[run_id])
+    entries = ledger_entries(workspace, run_id)
+    launches = dict.fromkeys((entry.provider, entry.region, entry.run_id) for entry in entries)
     return tuple(
         machine
-        for launch_id in _launch_ids_of(ledger, run_id)
-        for machine in provider.list_instances(launch_id)
+        for name, region, launch_id in launches
+        for machine in provider_of(workspace, name, region=region).list_instances(launch_id)
     )
 
 

@@ -86,18 +86,21 @@ def source_of(provider: str) -> type[LivePrices]:
 
 
 def _refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:
-    """Refresh prices if the newest refresh is older than `_REFRESH_AFTER`; a failure is logged and ignored.
+    """Refresh the prices of regions that are older than `_REFRESH_AFTER`; a failure is logged and ignored.
 
     Where the provider has no prices to ask for, nothing is done.
     """
     prices = get_provider(provider).live_prices
     if prices is None:
         return
-    newest = newest_refreshed(_price_folder(workspace))
-    if newest is not None:
-        now = datetime.now(UTC)
-        if min((offer.price_age(now) for offer in newest.offers()), default=_REFRESH_AFTER) < _REFRESH_AFTER:
-            return
+    newest, now = newest_refreshed(_price_folder(workspace)), datetime.now(UTC)
+    ages = dict.fromkeys(regions, _REFRESH_AFTER)
+    for offer in () if newest is None else newest.offers():
+        if offer.region in ages:
+            ages[offer.region] = min(ages[offer.region], offer.price_age(now))
+    regions = [region for region, age in ages.items() if age >= _REFRESH_AFTER]
+    if not regions:
+        return
     try:
         refresh_prices_of(workspace, prices, regions=regions)
     except ProvisioningError as problem:

@@ -25,6 +25,7 @@ from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_t
 from infra.prices.spot_charges import with_interruptions
 from infra.providers import Provider, get_provider
 from infra.providers.base import REGION
+from infra.workspace import RUN_STORE_VARIABLE, region_of_run_store
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
 from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
 from tasks.steps import step
@@ -130,14 +131,18 @@ def check_region(provider: str, region: str) -> None:
     """Check the region of a purchase, before any work.
 
     Raises:
-        ConfigurationError: Machines are rented that another region sells.
+        UnknownNameError: The cloud has no region of this name.
+        ConfigurationError: The run store is in another region than the machines.
     """
     rented_from = get_provider(provider)
-    if rented_from.charges_money and region != rented_from.region:
-        raise ConfigurationError(
-            f"the provider {provider} rents in {rented_from.region}, got the region {region}; plan with its prices "
-            f"by a provider that charges nothing, or leave it out"
-        )
+    if rented_from.charges_money and rented_from.live_prices is not None:
+        rented_from.live_prices.check_regions([region])
+        store_region = region_of_run_store()
+        if store_region not in (None, region):
+            raise ConfigurationError(
+                f"the run store must be in the region of the machines, {region}, as each byte between regions "
+                f"costs money and time, but {RUN_STORE_VARIABLE} says region={store_region}; name a bucket there"
+            )
 
 
 def not_rentable(provider: Provider) -> dict[str, str]:

@@ -59,6 +59,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         run_id=run.run_id,
         directory=run.directory,
         provider_name=run.asked.provider,
+        region=run.asked.region,
         model=run.asked.sized_model,
         caps=run.asked.caps,
         problem=plan.report.problem,

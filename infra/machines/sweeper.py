@@ -84,7 +84,7 @@ def sweep_workspace(
     problems: list[str] = []
     notes: list[str] = []
     ledger: Ledger | None = None
-    entries: tuple[LedgerEntry, ...] = ()
+    entries: tuple[LedgerEntry, ...] | None = None
     try:
         ledger, note = usable_ledger(workspace)
         notes += [note] if note else []
@@ -99,7 +99,7 @@ def sweep_workspace(
     machines: list[SweptMachine] = []
     places: list[str] = []
     for name in names:
-        for place in _regions_of(entries, name, configured=region):
+        for place in regions_of(workspace, name, None if notes else entries, configured=region):
             where = f"{name} in {place}" if place else name
             try:
                 provider = provider_of(workspace, name, region=place)
@@ -189,17 +189,28 @@ def reason_to_end(instance: Instance, *, now: datetime, tags_grace_s: float) -> 
     return EndReason.LEASE_EXPIRED if instance.lease_until < now else None
 
 
-def _regions_of(entries: Iterable[LedgerEntry], name: str, *, configured: str | None = None) -> list[str]:
+def regions_of(
+    workspace: Workspace, name: str, entries: Iterable[LedgerEntry] | None, *, configured: str | None = None
+) -> list[str]:
     """Return where machines of a provider may be: where runs rent, where the ledger has had some, and one more.
 
     Entries that are over count too: one may have been closed by mistake. A provider without regions has one place
     without a name.
+
+    Args:
+        entries: Of the whole ledger; None where it cannot tell, and all regions of the account count.
     """
     provider = get_provider(name)
     if not provider.has_regions:
         return [""]
-    known = {entry.region for entry in entries if entry.provider == name}
-    return sorted({provider.region, *known, *([configured] if configured else [])})
+    places = {provider.region, *([configured] if configured else [])}
+    if entries is not None:
+        return sorted(places | {entry.region for entry in entries if entry.provider == name})
+    try:
+        places |= {*provider_of(workspace, name).all_regions()}
+    except ProvisioningError as problem:
+        logger.warning("machines are looked for in %s alone: %s", ", ".join(sorted(places)), problem)
+    return sorted(places)
 
 
 def providers_in_use(ledger: Ledger) -> list[str]:

@@ -155,7 +155,8 @@ class PriceCatalogue:
             ProvisioningError: The region is known, but not with prices of this market.
         """
         if region not in self.regions():
-            raise UnknownNameError("region with prices", region, self.regions())
+            way_out = f"Get the prices of others with {_REFRESH_COMMAND} --param 'regions=[\"{region}\"]'."
+            raise UnknownNameError("region with prices", region, self.regions(), way_out=way_out)
         place = (self.cloud, region, market)
         in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) == place]
         found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))

@@ -27,7 +27,7 @@ from infra.prices.spot_charges import SpotHistory
 from infra.workspace import Workspace, location_in_store
 
 REGION = "us-east-1"
-"""The region of the bundled prices, and of machines, whatever AWS_DEFAULT_REGION says."""
+"""The region of the bundled prices and, where a run names no other, of machines, whatever AWS_DEFAULT_REGION says."""
 
 
 class InsufficientCapacityError(ProvisioningError):
@@ -149,6 +149,14 @@ class Provider(ABC):
     def looks_after(self, entry: LedgerEntry) -> bool:
         """Tell whether a machine of the ledger is one that this provider would find."""
         return entry.provider == self.name
+
+    def all_regions(self) -> tuple[str, ...]:
+        """Return every region in which the account may have machines.
+
+        Raises:
+            ProvisioningError: The provider does not answer.
+        """
+        return (self.region,)
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks of renting from this machine, for `heterps doctor`; nothing is bought or made."""

@@ -101,7 +101,7 @@ def rented_for_measuring(
     with (
         only_fleet(workspace, run_id),
         running_cluster(
-            provider_of(workspace, provider),
+            provider_of(workspace, provider, region=plan.groups[0].offer.region),
             plan,
             run_id=next_launch_id(ledger, run_id),
             bootstrap=replace(

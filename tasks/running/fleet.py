@@ -37,6 +37,9 @@ class FleetRun:
     run_id: str
     directory: RunDirectory
     provider_name: str
+    region: str
+    """In which its machines are."""
+
     model: str
     caps: Caps
     problem: SchedulingProblem
@@ -51,7 +54,7 @@ class FleetRun:
     @property
     def provider(self) -> Provider:
         """The provider of its machines."""
-        return provider_of(self.workspace, self.provider_name)
+        return provider_of(self.workspace, self.provider_name, region=self.region)
 
     @property
     def is_dry_run(self) -> bool:

@@ -170,8 +170,8 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
     for problem in sweep_workspace(workspace).problems:
         logger.warning("%s", problem)
     others = [entry for entry in _young_open_entries(workspace) if run_of_launch(entry.run_id) != run_id]
-    for name in sorted({entry.provider for entry in others}):
-        provider = provider_of(workspace, name)
+    for name, region in sorted({(entry.provider, entry.region) for entry in others}):
+        provider = provider_of(workspace, name, region=region)
         live = [
             machine
             for machine in provider.list_instances()

@@ -164,6 +164,7 @@ def fleet_run(workspace, *, run_id="r1", caps=NO_CAPS, **others):
         run_id=run_id,
         directory=RunDirectory(str(workspace.run_folder(run_id))),
         provider_name="local",
+        region="us-east-1",
         model="ctrdnn",
         caps=caps,
         problem=make_spot_problem(hours=8),

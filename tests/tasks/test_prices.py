@@ -101,6 +101,18 @@ def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspac
     assert len(list(_price_folder(workspace).iterdir())) == 2
 
 
+def test_before_renting_in_a_region_without_prices_they_are_asked_for(workspace, aws, monkeypatch):
+    now = datetime.now(UTC)
+    fresh = replace(offer(region="eu-west-1"), price_as_of=now.isoformat())
+    write_refreshed(_price_folder(workspace), [fresh], at=now)
+    asked = []
+    monkeypatch.setattr(prices_module, "refresh_prices_of", lambda *_, regions: asked.extend(regions))
+
+    _refresh_before_renting(workspace, "aws", regions=["eu-west-1", REGION])
+
+    assert asked == [REGION]
+
+
 def test_before_renting_a_refresh_that_fails_is_reported_and_borne(workspace, monkeypatch, caplog):
     def refuse():
         raise ProvisioningError("no credentials")

@@ -9,6 +9,7 @@ from heterps_core.errors import (
     ConfigurationError,
     InfeasiblePlanError,
     ProvisioningError,
+    UnknownNameError,
 )
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -16,6 +17,7 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
 from infra.providers.local import LocalProvider
+from infra.workspace import RUN_STORE_VARIABLE
 from tasks.provisioning import (
     check_lifetime,
     check_region,
@@ -192,10 +194,16 @@ def test_start_up_counts_against_the_lifetime():
         check_lifetime(evaluation_of(hours=5.99), provider="aws")
 
 
-def test_machines_of_another_region_are_planned_and_not_rented():
+def test_a_region_that_the_cloud_has_not_or_that_the_run_store_is_not_in_is_refused(monkeypatch):
+    monkeypatch.setenv(RUN_STORE_VARIABLE, "s3://bucket/heterps?region=us-east-1&scheme=https")
     check_region("local", "eu-west-1")
+    check_region("aws", "us-east-1")
 
-    with pytest.raises(ConfigurationError, match="rents in us-east-1"):
+    with pytest.raises(UnknownNameError, match="'mars' is not a known region of AWS"):
+        check_region("aws", "mars")
+    with pytest.raises(
+        ConfigurationError, match=r"must be in the region of the machines, eu-west-1, .*us-east-1"
+    ):
         check_region("aws", "eu-west-1")
 
 
@@ -244,6 +252,13 @@ def test_a_named_device_type_without_an_image_is_refused_with_what_makes_one(ren
         ConfigurationError, match="cpu-c8g cannot be rented: no image; run make-image, or leave"
     ):
         check_rentable(["cpu-c7i", "cpu-c8g-spot"], provider=rented_from)
+
+
+@pytest.mark.parametrize("store", ["s3://bucket/heterps", "s3://bucket/heterps?region=eu-west-1", ""])
+def test_machines_are_rented_in_any_region_of_the_cloud(store, monkeypatch):
+    monkeypatch.setenv(RUN_STORE_VARIABLE, store)
+
+    check_region("aws", "eu-west-1")
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,11 @@ class AwsEc2Provider(Provider):
         """Tell whether a machine is in this region; see `Provider.looks_after`."""
         return super().looks_after(entry) and entry.region == self.client.meta.region_name
 
+    def all_regions(self) -> tuple[str, ...]:
+        """Return the regions that the account may use; see `Provider.all_regions`."""
+        with explained("name the regions of the account"):
+            return tuple(region["RegionName"] for region in self.client.describe_regions()["Regions"])
+
     def checks(self) -> Iterator[Check]:
         """Check that a launch would succeed; see `Provider.checks`."""
         return access_checks(self.client, self.machines, iam=self.iam)

@@ -57,6 +57,7 @@ def whole_life(client, folder):
             bootstrap=bootstrap(Path("/srv/heterps/run")),
             ledger=ledger,
         )
+    provider.all_regions()
     for days in (1, 2):
         sweep(provider, now=datetime.now(UTC) + timedelta(days=days), ledger=ledger)
     return wire.requests
