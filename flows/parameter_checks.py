@@ -39,7 +39,8 @@ def check_run(asked: parameters.TrainParameters) -> None:
     if asked.resume_run_id is not None:
         return
     if not asked.plan_only:
-        check_rentable(asked.device_types, provider=provider_of(Workspace.locate(), asked.provider))
+        rented_from = provider_of(Workspace.locate(), asked.provider, region=asked.region)
+        check_rentable(asked.device_types, provider=rented_from)
     asked.source.check_columns(asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
