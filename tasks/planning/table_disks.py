@@ -1,4 +1,4 @@
-"""Disks for tables that memory does not hold: what a problem may count on, and what a launch asks for."""
+"""Disks for tables that memory does not hold: those that a problem counts on, and the volumes that a launch buys."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of a table's rows in memory, of which a plan takes one for each stage."""
 
 OWN_DISK, VOLUME = "own disk", "EBS volume"
-"""Names of the disks that plans say: an instance store, and gp3 beside an instance, which is bought."""
+"""Names of disks in plans: an instance store, and a gp3 volume, which is bought."""
 
 VOLUME_BYTES = 16_384 * BYTES_PER_GIB
 """The largest gp3 volume of EBS (Amazon EBS User Guide, General Purpose SSD volumes)."""
 
 SWEEP_SECONDS_PER_BYTE = 1.75e-8
-"""What a core computes for each byte of rows that come from disk, to copy them in and out, to list them and to keep
+"""Processor time of a core for each byte of rows that come from disk: it copies them in and out, lists them and keeps
 batches until their rows are there; 1.35e-8 to 1.74e-8 on idle cores of two machines (docs/log/2026-11.md)."""
 
 FREE_MEMORY_SHARE = 0.05
@@ -50,7 +50,7 @@ FREE_SHARE = 0.02
 
 
 class ReplicaDisk(NamedTuple):
-    """What a replica that sweeps needs of its instance's volume."""
+    """Room and speed that a replica needs on the volume of its instance."""
 
     device_type: str
     table_bytes: float
@@ -67,8 +67,8 @@ def with_table_disks(
     """Return the problem with a disk at every core, where some unit cannot hold all tables.
 
     Cards have none: their tables lie in their own memory. A core has its share of its instance's own disks where
-    their speed is known, else of a volume that is bought. Volumes are not among what plans are compared by: like
-    addresses they are charged with the machines (`Provider.billed_usd_per_hour`), some hundredths of their price.
+    their speed is known, else of a volume that is bought. Plans are compared without the price of volumes, 3 to 10 %
+    of that of their machines: like addresses they are charged beside the machines (`Provider.billed_usd_per_hour`).
     """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
     if all(unit.usable_bytes >= table_bytes for unit in problem.device_types.values()):
@@ -146,7 +146,7 @@ def _most_units(bytes_per_s: float) -> int:
 
 
 def replica_disks(problem: SchedulingProblem, evaluation: PlanEvaluation) -> dict[int, ReplicaDisk]:
-    """Return what a replica needs of a volume, of each stage that sweeps without own disks of its instances."""
+    """Return what a replica needs of a volume, for each stage whose rows lie on volumes."""
     return {
         index: ReplicaDisk(
             device_type=(name := evaluation.stages[index].stage.device_type),
