@@ -10,7 +10,7 @@ from flows import parameters
 from flows.parameter_model import REMOVED
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.reading.days import parse_day
-from heterps_core.device_types import get_device_type, in_markets
+from heterps_core.device_types import DEVICE_TYPES, get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
@@ -75,10 +75,11 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)
         nightly_timezone()
-    cpu_types = [name for name in asked.device_types if get_device_type(name).kind is DeviceKind.CPU]
+    device_types = asked.device_types or [*DEVICE_TYPES]
+    cpu_types = [name for name in device_types if get_device_type(name).kind is DeviceKind.CPU]
     if asked.num_threads > 1 and rented_from.charges_money and cpu_types:
         raise ConfigurationError(
-            f"num_threads must be 1 where workers on {', '.join(cpu_types)} may be rented, since a plan counts one "
+            f"num_threads must be 1 where workers on {cpu_types[0]} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
     check_region(asked.provider, asked.region)
@@ -86,7 +87,8 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     catalogue = catalogue_of(workspace, asked.provider)
     if rented_from.live_prices is None or asked.region in catalogue.regions():
-        check_offers(in_markets(asked.device_types, markets), catalogue=catalogue, region=asked.region)
+        wanted, is_each_sold = in_markets(device_types, markets), bool(asked.device_types)
+        check_offers(wanted, catalogue=catalogue, region=asked.region, is_each_sold=is_each_sold)
     asked.source.check(asked.day)
 
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 LARGEST_SEED = 2**32 - 1
 """NumPy's and Optuna's generators take no larger one."""
 
-DEFAULT_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
+USUAL_DEVICE_TYPES = ["cpu-c7i", "cpu-r6in", "gpu-t4", "gpu-t4-20gbit"]
+"""For comparisons of methods, and for measurements, which rent a machine of each."""
 GATES = PromotionGates()
 ENGINE: dict[str, Any] = {field.name: field.default for field in fields(job.TrainingConfig)}
 
@@ -194,8 +195,9 @@ class _PlannedParameters(_ModelParameters):
     provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
     """Where machines come from: local is a dry run on this machine, aws rents."""
 
-    device_types: DeviceTypes = Field(DEFAULT_DEVICE_TYPES, min_length=1)
-    """Hardware for layers or for measurements: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
+    device_types: DeviceTypes = Field([])
+    """Hardware for layers: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for all types that
+    can be rented."""
 
     region: str = REGION
     """Region of the prices, in which machines are rented too."""
@@ -314,6 +316,9 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
 class ProfileParameters(_PlannedParameters):
     """Parameters of profile-devices, which measures a model on a rented machine of each device type."""
 
+    device_types: DeviceTypes = Field(USUAL_DEVICE_TYPES, min_length=1)
+    """Hardware to measure: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
+
     def check(self) -> None:
         """Check as for train-ctr."""
         from flows.parameter_checks import check_run
@@ -362,7 +367,7 @@ class CompareParameters(FlowParameters):
     budget_measurements: Count = 12
     """With measured rewards, plans that each method may run with each seed; each takes some seconds, once."""
 
-    device_types: DeviceTypes = Field(DEFAULT_DEVICE_TYPES, min_length=1)
+    device_types: DeviceTypes = Field(USUAL_DEVICE_TYPES, min_length=1)
     """Hardware for the layers of the models: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
 
     throughput_floor_samples_per_s: Throughput = 0.0

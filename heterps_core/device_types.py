@@ -156,7 +156,7 @@ def get_device_type(name: str) -> DeviceType:
     """
     hardware = name.removesuffix(SPOT_SUFFIX)
     if hardware not in DEVICE_TYPES:
-        raise UnknownNameError("device type", name, DEVICE_TYPES)
+        raise UnknownNameError("device type", name, DEVICE_TYPES, command="heterps catalogue")
     return DEVICE_TYPES[hardware].in_market(Market.SPOT if hardware != name else Market.ON_DEMAND)
 
 
@@ -183,6 +183,19 @@ def matching(patterns: Sequence[str]) -> list[str]:
     """
     names = (name for pattern in patterns for name in fnmatch.filter(DEVICE_TYPES, pattern) or [pattern])
     return list(dict.fromkeys(names))
+
+
+def hardware_of(device_type: str) -> str:
+    """Return the processor or card of a device type; of one that is in no table, its name.
+
+    Example:
+        >>> hardware_of("gpu-t4-20gbit-spot"), hardware_of("cpu-r6in"), hardware_of("cpu")
+        ('t4', 'ice-lake', 'cpu')
+    """
+    known = DEVICE_TYPES.get(device_type.removesuffix(SPOT_SUFFIX))
+    tables: dict[str, _Processor | _Card] = {**HARDWARE.processors, **HARDWARE.cards}
+    family = known.instance_families[0] if known else None
+    return next((name for name, each in tables.items() if family in each.families), device_type)
 
 
 def left_out() -> dict[str, str]:

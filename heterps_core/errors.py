@@ -2,7 +2,7 @@
 
 HeterpsError
 |-- ConfigurationError            a parameter, file or name that the user gave cannot be used
-|   |-- UnknownNameError          a name that is in no registry; the message lists the known ones
+|   |-- UnknownNameError          a name that is in no registry; the message lists known ones
 |   |-- MalformedDocumentError     a problem, or another JSON document, breaks its contract; carries the field
 |   `-- LedgerError               the ledger of machines cannot be read or written
 |-- DataError                     training data that cannot be read; carries file and line
@@ -24,6 +24,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_NUM_NEAREST = 3
+
 
 class HeterpsError(Exception):
     """Base of all errors that a user can cause and fix."""
@@ -38,13 +40,23 @@ class ConfigurationError(HeterpsError):
 
 
 class UnknownNameError(ConfigurationError):
-    """A name that stands in no registry."""
+    """A name that stands in no registry.
 
-    def __init__(self, family: str, name: str, known: Iterable[str], *, way_out: str = "") -> None:
+    Args:
+        way_out: A sentence for the end.
+        command: Shows the known names, where these are too many for one line: the nearest ones are named then.
+    """
+
+    def __init__(
+        self, family: str, name: str, known: Iterable[str], *, way_out: str = "", command: str = ""
+    ) -> None:
         known_names = sorted(known)
         near = difflib.get_close_matches(name, known_names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         listed = f"known are: {', '.join(known_names)}." if known_names else "there is none yet."
+        if command:
+            nearest = difflib.get_close_matches(name, known_names, n=_NUM_NEAREST, cutoff=0.0)
+            listed = f"near are: {', '.join(nearest)}; {command} shows all {len(known_names)}."
         super().__init__(f"{name!r} is not a known {family}; {listed}{hint}{way_out and f' {way_out}'}")
         self.family = family
         self.name = name

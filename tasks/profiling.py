@@ -31,6 +31,9 @@ from tasks.records.past_runs import readable_past
 from tasks.running.progress import log_step
 from tasks.steps import step
 
+_MOST_NAMES = 6
+"""Device types that a line names one by one."""
+
 _MOST_RUNS = 90
 """Past runs to learn from: about a season of nights, of any model and machines."""
 
@@ -115,6 +118,8 @@ class ProfiledModel:
         """What was profiled, in one line."""
         measured = "".join(f"; {name} {kept}" for name, kept in self.measured.items())
         estimated = ", ".join(self.estimated_device_types) or "none"
+        if len(self.estimated_device_types) > _MOST_NAMES:
+            estimated = f"{len(self.estimated_device_types)} device types"
         busy = self.local_profile.busy_text
         return (
             f"{len(self.graph.layers)} layers of {self.graph.name} measured on {self.local_profile.hardware}"
@@ -235,6 +240,8 @@ def _warn_of_precision(precision: str, device_types: Sequence[str]) -> None:
         return
     slow = [] if multiplies_bfloat16() else ["this machine"]
     slow += [name for name in device_types if get_device_type(name).peak_bf16_flops_per_s is None]
+    if len(slow) > _MOST_NAMES:
+        slow = [f"{len(slow)} device types"]
     if slow:
         log_step(
             "precision",

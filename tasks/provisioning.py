@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from heterps_core.device_types import DEVICE_TYPES, get_device_type
+from heterps_core.device_types import DEVICE_TYPES, get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, InstanceOffer, Market, hardware_name
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.provisioning.failover import launch_attempts
-from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes
+from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes, unit_prices
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.profiling.machine import num_cores
@@ -111,8 +111,21 @@ class Provisioning:
         return f"{kept}, {plan.interruptions_per_hour:.2g} interruptions an hour expected"
 
 
-def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, region: str) -> None:
+def sold_types(
+    device_types: Sequence[str], markets: Sequence[Market], offers: Sequence[InstanceOffer]
+) -> list[str]:
+    """Return the device types as bought in each of some markets, those with an offer."""
+    prices = unit_prices(offers)
+    return [name for name in in_markets(device_types, markets) if name in prices]
+
+
+def check_offers(
+    device_types: Sequence[str], *, catalogue: PriceCatalogue, region: str, is_each_sold: bool = True
+) -> None:
     """Check that each device type is sold in its market of a region, before anything is measured for it.
+
+    Args:
+        is_each_sold: Otherwise it is enough that the region has prices of the markets.
 
     Raises:
         UnknownNameError: There are no prices for the region, or there is no such device type.
@@ -120,7 +133,7 @@ def check_offers(device_types: Sequence[str], *, catalogue: PriceCatalogue, regi
     """
     try:
         offers = find_offers.fn(device_types, catalogue=catalogue, region=region)
-        for name in device_types:
+        for name in device_types if is_each_sold else ():
             instance_sizes(name, offers)
     except ProvisioningError as error:
         # Nothing was asked of a provider yet: it is the parameters that cannot be used.

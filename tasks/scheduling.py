@@ -11,6 +11,8 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
+from heterps_core.planning.explain.reasons import OtherPlan
+from heterps_core.planning.explain.variants import cheapest_plan
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning import offer_choice
@@ -128,13 +130,17 @@ def _units(
 ) -> dict[str, UnitType]:
     """Return the device types that are sold in a zone as units of a planning problem."""
     graph, prices = profiled.planned_graph, offer_choice.unit_prices(offers)
-    return {
-        name: unit_type(
+    units = {}
+    for name in device_types:
+        if name not in prices:
+            continue
+        device_type, sizes = get_device_type(name), offer_choice.instance_sizes(name, offers)
+        units[name] = unit_type(
             graph,
             profiled.profiles[name],
-            get_device_type(name),
+            device_type,
             batch_size=job.batch_size,
-            instances=offer_choice.instance_sizes(name, offers),
+            instances=sizes,
             on_demand_instances=offer_choice.on_demand_sizes(name, offers),
             interruptions_per_hour=offer_choice.interruptions_per_unit(name, offers),
             price_usd_per_hour=prices[name],
@@ -143,12 +149,14 @@ def _units(
             wire_dtype=wire_dtype,
             decoded_share=job.decoded_share,
             reserved_bytes=reserved_bytes(
-                get_device_type(name), graph, batch_size=job.batch_size, num_samples=job.num_samples
+                device_type,
+                graph,
+                batch_size=job.batch_size,
+                num_samples=job.num_samples,
+                units_per_host=min(size.units for size in sizes),
             ),
         )
-        for name in device_types
-        if name in prices
-    }
+    return units
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -320,10 +328,27 @@ def with_compared(
     return replace(searches, results=results, without_plan=without_plan)
 
 
+def cheaper_plan(problem: SchedulingProblem, chosen: SearchResult) -> OtherPlan | None:
+    """Return the cheapest plan of a problem with other device types; None unless it costs less than a chosen plan."""
+    found = cheapest_plan(problem)
+    if found is None or found.cost_usd >= chosen.plan.cost_usd * (1 - SAME_COST):
+        return None
+    extra_usd = found.cost_usd - chosen.plan.cost_usd
+    return OtherPlan(hardware="", stages=found.stages, extra_usd=extra_usd)
+
+
 @step("explain plan")
-def explain_choice(problem: SchedulingProblem, result: SearchResult) -> PlanExplanation:
+def explain_choice(
+    problem: SchedulingProblem, result: SearchResult, not_rentable: OtherPlan | None = None
+) -> PlanExplanation:
     """Explain why a plan was chosen, what would change the choice and what more throughput costs."""
-    return explain_plan(problem, result.plan.stages, detail=default_detail(problem))
+    return explain_plan(
+        problem,
+        result.plan.stages,
+        detail=default_detail(problem),
+        proven_usd=result.plan.cost_lower_bound_usd,
+        not_rentable=not_rentable,
+    )
 
 
 @step("simulate plan")

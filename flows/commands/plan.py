@@ -160,7 +160,8 @@ def _explain(
     if asked == "none":
         return None
     detail = default_detail(problem) if asked is None else Detail(asked)
-    return explain_plan(problem, result.plan.stages, detail=detail)
+    proven_usd = result.plan.cost_lower_bound_usd
+    return explain_plan(problem, result.plan.stages, detail=detail, proven_usd=proven_usd)
 
 
 def _cost_lines(result: SearchResult) -> list[tuple[str, str]]:

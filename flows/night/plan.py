@@ -11,15 +11,17 @@ from flows.night.run import OpenedRun
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.distinct_values import tables_table
 from heterps_core.data.reading.days import parse_day
-from heterps_core.device_types import in_markets
-from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.device_types import DEVICE_TYPES, in_markets
+from heterps_core.hardware import InstanceOffer, Market, hardware_name
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.calibration import Calibration, Correction
+from heterps_core.planning.explain.reasons import OtherPlan
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
+from infra.providers import provider_of
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
@@ -27,7 +29,13 @@ from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks
 from tasks.planning.wire_format import search_with_wire_dtype
 from tasks.prices import offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
-from tasks.provisioning import Provisioning, check_lifetime, provision
+from tasks.provisioning import (
+    Provisioning,
+    check_lifetime,
+    not_rentable,
+    provision,
+    sold_types,
+)
 from tasks.publishing import publish_report
 from tasks.recording import record_plan
 from tasks.records.run_files import keep_explanation
@@ -68,7 +76,15 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     """
     asked = run.asked
     job = _job_of(run)
-    wanted = in_markets(asked.device_types, [Market(market) for market in asked.markets])
+    markets = [Market(market) for market in asked.markets]
+    wanted = in_markets(asked.device_types or [*DEVICE_TYPES], markets)
+    offers, price_files = offers_now(run.workspace, asked.provider, wanted, region=asked.region)
+    others: list[str] = []
+    if not asked.device_types:
+        refused = not_rentable(provider_of(run.workspace, asked.provider))
+        sold = sold_types([*DEVICE_TYPES], markets, offers)
+        wanted = [name for name in sold if hardware_name(name) not in refused]
+        others = [name for name in sold if hardware_name(name) in refused]
     # Where all were tried, they are tried again.
     device_types = [name for name in wanted if name not in without] or wanted
     profiled = profile_layers(
@@ -77,18 +93,17 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         job,
         model=asked.sized_model,
         batch_size=run.batch_size,
-        device_types=device_types,
+        device_types=[*device_types, *others],
         trained_with=asked.trained_with,
     )
     log_step("profile", profiled.summary)
     state_bytes = sum(layer.state_bytes for layer in profiled.planned_graph.layers)
     deadline = _deadline_of(run, job, model_bytes=state_bytes)
-    offers, price_files = offers_now(run.workspace, asked.provider, device_types, region=asked.region)
     host_bytes = host_bytes_of_worker(job.num_samples)
     offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
-    search = _PlanSearch(run, job, deadline, device_types, profiled, offers, learning, planning_time)
+    search = _PlanSearch(run, job, deadline, device_types, others, profiled, offers, learning, planning_time)
     with explained_by(deadline):
         wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search.with_wire_dtype)
     chosen = searches.chosen
@@ -155,6 +170,9 @@ class _PlanSearch:
     job: PlannedJob
     deadline: Deadline | None
     device_types: Sequence[str]
+    others: Sequence[str]
+    """Device types that cannot be rented yet, whose plans are shown where they cost less."""
+
     profiled: ProfiledModel
     offers: Sequence[InstanceOffer]
     learning: Calibration
@@ -163,8 +181,7 @@ class _PlanSearch:
     def with_wire_dtype(self, wire_dtype: str) -> tuple[SchedulingProblem, scheduling.Searches]:
         """Search a plan in time whose workers send in a number format."""
         asked = self.run.asked
-        steady_types = in_markets(asked.device_types, [Market.ON_DEMAND])
-        steady_types = [name for name in steady_types if name in self.device_types]
+        steady_types = [name for name in self.device_types if hardware_name(name) == name]
         has_both = self.deadline is not None and {*asked.markets} == {*Market} and bool(steady_types)
         return scheduling.search_in_time(
             self._problem(self.device_types, wire_dtype),
@@ -204,6 +221,17 @@ class _PlanSearch:
             # With a deadline, faster plans and those without spot machines are proven as well.
             max_seconds=self.planning_time.share(1 if self.deadline is None else 2),
         )
+
+    def _not_rentable(
+        self, problem: SchedulingProblem, chosen: SearchResult, wire_dtype: str
+    ) -> OtherPlan | None:
+        """Return a cheaper plan of the chosen one's device types and those that cannot be rented yet."""
+        if not self.others:
+            return None
+        used = dict.fromkeys(stage.device_type for stage in chosen.plan.stages)
+        wider = self._problem([*used, *self.others], wire_dtype)
+        floor = problem.throughput_floor_samples_per_s
+        return scheduling.cheaper_plan(replace(wider, throughput_floor_samples_per_s=floor), chosen)
 
     def log_found(self, problem: SchedulingProblem, searches: scheduling.Searches) -> None:
         """Log the plan that was found, and check that its machines live long enough."""
@@ -290,7 +318,9 @@ class _PlanSearch:
             problem=problem,
             searches=searches,
             scheduler=run.asked.scheduler,
-            explanation=scheduling.explain_choice(problem, chosen),
+            explanation=scheduling.explain_choice(
+                problem, chosen, self._not_rentable(problem, chosen, config.wire_dtype)
+            ),
             simulation=scheduling.simulate_choice(problem, chosen),
             provisioning=provisioning,
             tracked=run.tracked,

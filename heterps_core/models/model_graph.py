@@ -127,7 +127,11 @@ CARD_BYTES = 1.0e9
 PyTorch takes on a card before any tensor; not measured, as there was no card."""
 
 FREE_SHARE = 0.03
-"""Share of all memory for the operating system and fragments. Assumed."""
+"""Share of all memory for page tables and fragments. Assumed."""
+
+HOST_BYTES = 0.4e9
+"""Memory of a host beside its workers: 66 MB of the node's process (measured, Python 3.11, 2026-11-26), and the
+kernel, system services and the process that workers are forked from, assumed."""
 
 
 def host_bytes_of_worker(num_samples: float) -> float:
@@ -136,15 +140,17 @@ def host_bytes_of_worker(num_samples: float) -> float:
 
 
 def reserved_bytes(
-    device_type: DeviceType, graph: ModelGraph, *, batch_size: int, num_samples: float
+    device_type: DeviceType, graph: ModelGraph, *, batch_size: int, num_samples: float, units_per_host: int
 ) -> float:
     """Return what is not free for tables and weights in the memory of one unit.
 
     The worker, on the host or on its card, copies for checkpoints, which are on the host, a free share, and the
-    activations in flight: at most those of a whole batch in all layers, with their gradients.
+    activations in flight: at most those of a whole batch in all layers, with their gradients. A core also bears its
+    part of what its host takes, in the smallest host that is sold.
     """
     activation_bytes = 2 * batch_size * sum(layer.output_bytes_per_sample for layer in graph.layers)
     is_cpu = device_type.kind is DeviceKind.CPU
     host_bytes = host_bytes_of_worker(num_samples) + min(graph.state_bytes, CHECKPOINT_BYTES)
+    host_bytes += HOST_BYTES / units_per_host
     worker_bytes = host_bytes if is_cpu else CARD_BYTES
     return worker_bytes + activation_bytes + FREE_SHARE * device_type.memory_bytes

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType, moment_of
 from heterps_core.json_codec import JsonDocument
 from heterps_core.json_file import replace_json
@@ -193,11 +193,7 @@ def with_estimates(
 
 def _others(device_types: Iterable[str]) -> list[DeviceType]:
     """Return the device types that are not this machine."""
-    wanted = [name for name in dict.fromkeys(device_types) if name != LOCAL_DEVICE_TYPE]
-    try:
-        return [get_device_type(name) for name in wanted]
-    except UnknownNameError as error:
-        raise UnknownNameError("device type", error.name, [LOCAL_DEVICE_TYPE, *error.known]) from None
+    return [get_device_type(name) for name in dict.fromkeys(device_types) if name != LOCAL_DEVICE_TYPE]
 
 
 def profile_model(

@@ -197,9 +197,10 @@ def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> _Opti
     training_s = rest.seconds_left - PLANNING_SECONDS - STARTUP_SECONDS
     if training_s <= 0:
         return _Option(way=Way.REPLAN, refusal="no time is left to launch")
-    problem = _without_types(rest.problem, without)
-    if problem is None:
+    left = rest.problem.device_types.keys() - set(without)
+    if not left:
         return _Option(way=Way.REPLAN, refusal="no device type is left that is available")
+    problem = rest.problem.of_types(left)
     total = problem.num_samples * problem.num_epochs
     problem = replace(problem, throughput_floor_samples_per_s=total * (1 + problem.pause_share) / training_s)
     stages = present.bought.launch_stages
@@ -212,25 +213,3 @@ def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> _Opti
     stretch = float(objective_of(problem).stretch(evaluation.interruptions_per_hour))
     seconds = PLANNING_SECONDS + STARTUP_SECONDS + evaluation.run_seconds * stretch
     return _Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd)
-
-
-def _without_types(problem: SchedulingProblem, names: Collection[str]) -> SchedulingProblem | None:
-    """Return a problem without some device types; None where none is left."""
-    kept = {name: unit for name, unit in problem.device_types.items() if name not in names}
-    if not kept:
-        return None
-
-    def of_kept(values: Mapping[str, float]) -> dict[str, float]:
-        return {name: value for name, value in values.items() if name in kept}
-
-    layers = tuple(
-        replace(
-            layer,
-            compute_seconds=of_kept(layer.compute_seconds),
-            communication_seconds=of_kept(layer.communication_seconds),
-            compute_relative_spread=of_kept(layer.compute_relative_spread),
-            reading_seconds=of_kept(layer.reading_seconds),
-        )
-        for layer in problem.layers
-    )
-    return replace(problem, layers=layers, device_types=kept)

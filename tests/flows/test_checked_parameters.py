@@ -113,7 +113,6 @@ TRAINING = [
     ({"scheduler": "exakt"}, "Did you mean 'exact'"),
     ({"provider": "gcp"}, "not a known provider"),
     ({"provider": "aws"}, "HETERPS_RUN_STORE"),
-    ({"device_types": []}, "device_types must be a list, length at least 1, each text"),
     ({"device_types": ["tpu"]}, "'tpu' is not a known device type"),
     ({"device_types": ["gpu-z*"]}, r"'gpu-z\*' is not a known device type"),
     ({"markets": []}, "markets must be a list, length at least 1, each text"),

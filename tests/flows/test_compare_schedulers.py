@@ -163,7 +163,7 @@ def test_good_parameters_pass():
     [
         ({"models": ["ctrdn"]}, UnknownNameError, "Did you mean 'ctrdnn'"),
         ({"methods": ["exakt"]}, UnknownNameError, "Did you mean 'exact'"),
-        ({"device_types": ["tpu"]}, UnknownNameError, "cpu-c7i"),
+        ({"device_types": ["tpu"]}, UnknownNameError, "near are: gpu-t4"),
         ({"problem": ["none.json"]}, ConfigurationError, r"cannot read the problem file none\.json"),
         ({"output": "table.md"}, ConfigurationError, "output was removed: MLflow shows"),
         ({"seeds": 0}, ConfigurationError, "seeds must be a whole number, at least 1, got 0"),

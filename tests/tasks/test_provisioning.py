@@ -25,6 +25,7 @@ from tasks.provisioning import (
     find_offers,
     not_rentable,
     provision,
+    sold_types,
     usd_for,
 )
 from tests.infra.builders import offer
@@ -143,6 +144,15 @@ def test_offers_carry_the_asked_device_types_on_demand():
     # With the families that are as fast, to turn to where these cannot be had.
     assert {offer.instance_type.family for offer in offers} == {"c7i", "m7i", "r7i", "g4dn"}
     assert {offer.market for offer in offers} == {Market.ON_DEMAND}
+
+
+def test_types_without_an_offer_in_a_market_are_no_candidates():
+    offers = find_offers.fn([*DEVICE_TYPES])
+
+    found = sold_types(["gpu-t4", "cpu-c7i", "cpu-c8g"], list(Market), offers)
+
+    assert found == ["gpu-t4", "cpu-c7i", "cpu-c8g"]  # the bundled prices have no spot market
+    assert sold_types(["gpu-t4", "cpu-c7i"], list(Market), [offer("c7i.large")]) == ["cpu-c7i"]
 
 
 def test_a_cap_is_held_against_the_plan_and_not_against_its_dry_run():

@@ -125,7 +125,7 @@ class GridRater:
         shape = (num_rows, self.grid_seconds.size)
         self.rates, self.seconds, self.units = (np.empty(shape, dtype=np.float32) for _ in range(3))
         # What a machine on-demand adds, where types are on spot.
-        self.on_demand = np.empty(shape, dtype=np.float32) if table.on_demand_usd else None
+        self.on_demand = np.empty(shape, dtype=np.float32) if table.on_demand_usd.by_type else None
         self._is_filled = np.zeros(num_rows, dtype=bool)
 
     def _fill(self, rows: Ints) -> None:

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.problem.extra_costs import InstanceSize
+from heterps_core.planning.problem.scheduling_problem import MAX_DEVICE_TYPES
 
 NANO_USD_PER_USD = 1_000_000_000
 """Prices are added up as integers, so that equal sums compare equal."""
+
+_MOST_COLUMNS = 2 * MAX_DEVICE_TYPES
+"""Types on spot have two columns, see `search/capped/stage_columns.py`."""
 
 
 class InstanceCover:
@@ -121,6 +129,44 @@ class InstanceCover:
             taken[index] += 1
             num_units = max(0, num_units - self._units[index])
         return dict(taken)
+
+
+class PriceStairs:
+    """Prices of 0..n units of some device types, side by side, as searches ask for thousands of stages at once.
+
+    Args:
+        by_type: Type index -> prices, shape (n + 1,); other types have none.
+    """
+
+    def __init__(self, by_type: Mapping[int, Floats]) -> None:
+        self.by_type = by_type
+        stairs = list(by_type.values())
+        self.prices = np.concatenate([np.empty(0), *stairs])
+        self._starts = np.full(_MOST_COLUMNS, -1)
+        self._starts[list(by_type)] = np.cumsum([0, *map(len, stairs)])[:-1]
+
+    def places(self, types: Ints, num_units: Floats) -> tuple[tuple[Ints, ...], Ints]:
+        """Return where some stages have a finite number of units of a type with prices, and the indices of these.
+
+        Args:
+            types: Broadcasts to the shape of `num_units`.
+        """
+        starts = np.broadcast_to(self._starts[types], num_units.shape)
+        where = np.nonzero((starts >= 0) & np.isfinite(num_units))
+        return where, starts[where] + num_units[where].astype(np.int64)
+
+    @cached_property
+    def least_per_unit(self) -> Floats:
+        """The least price per unit of so many units or more, at the places of `prices`."""
+        least = np.full(self.prices.size, np.inf)
+        for index, prices in self.by_type.items():
+            start = self._starts[index]
+            per_unit = prices[1:] / np.arange(1, prices.size)
+            least[start + 1 : start + prices.size] = np.minimum.accumulate(per_unit[::-1])[::-1]
+        return least
+
+
+NO_STAIRS = PriceStairs({})
 
 
 def _nano_usd(price_usd: float) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.disk_sweep import sweep_terms
 from heterps_core.planning.cost_model.drained_paths import drained_paths
-from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover
+from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover, PriceStairs
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_cost import (
@@ -166,12 +166,14 @@ def _stage_table(
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
-        covers={index: prices for index, (prices, _) in covers.items()},
-        on_demand_usd={
-            index: extra
-            for index, (_, extra) in covers.items()
-            if units[index].on_demand_instances is not None
-        },
+        covers=PriceStairs({index: prices for index, (prices, _) in covers.items()}),
+        on_demand_usd=PriceStairs(
+            {
+                index: extra
+                for index, (_, extra) in covers.items()
+                if units[index].on_demand_instances is not None
+            }
+        ),
     )
 
 

@@ -8,13 +8,14 @@ Shape legend: X = stage times asked for, N = any shape of candidate stages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints, taken
 from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms, of_shares
+from heterps_core.planning.cost_model.instance_cover import NO_STAIRS, PriceStairs
 from heterps_core.planning.cost_model.replica_roots import kept_counts
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
@@ -52,11 +53,11 @@ class StageTable:
     single_communication_seconds: Floats | None = None
     """On one unit where it is the only replica; None where that makes no difference."""
 
-    covers: Mapping[int, Floats]
-    """Type index -> price of 0..max_units units, for types that are sold in whole instances."""
+    covers: PriceStairs
+    """Prices of 0..max_units units of types that are sold in whole instances."""
 
-    on_demand_usd: Mapping[int, Floats] = field(default_factory=dict)
-    """Type index -> what it adds to these prices that one instance is on-demand, for types on spot."""
+    on_demand_usd: PriceStairs = NO_STAIRS
+    """What it adds to these prices that one instance is on-demand, of types on spot."""
 
     @property
     def fewest_replicas(self) -> Floats:
@@ -163,20 +164,15 @@ class StageTable:
     def usd_per_hour(self, num_replicas: Floats) -> Floats:
         """Return what k replicas are charged, elementwise; infinite where k is."""
         prices = np.asarray(num_replicas * self.price_usd_per_hour)
-        if self.covers:
-            types = np.broadcast_to(self.type_indices, prices.shape)
-            for index, cover in self.covers.items():
-                where = np.nonzero((types == index) & np.isfinite(num_replicas))
-                prices[where] = cover[num_replicas[where].astype(np.int64)]
+        where, places = self.covers.places(self.type_indices, num_replicas)
+        prices[where] = self.covers.prices[places]
         return prices
 
     def on_demand_usd_per_hour(self, num_replicas: Floats) -> Floats:
         """Return what it adds to the price of k replicas that one machine is on-demand, elementwise; 0 off spot."""
         added = np.zeros(np.shape(num_replicas))
-        types = np.broadcast_to(self.type_indices, added.shape)
-        for index, extra in self.on_demand_usd.items():
-            where = np.nonzero((types == index) & np.isfinite(num_replicas))
-            added[where] = extra[num_replicas[where].astype(np.int64)]
+        where, places = self.on_demand_usd.places(self.type_indices, num_replicas)
+        added[where] = self.on_demand_usd.prices[places]
         return added
 
     def least_usd_seconds(self, num_replicas: Floats, least_seconds: float) -> Floats:
@@ -187,11 +183,8 @@ class StageTable:
         """
         rates = np.broadcast_to(self.price_usd_per_hour, num_replicas.shape).copy()
         is_finite = np.isfinite(num_replicas)
-        types = np.broadcast_to(self.type_indices, num_replicas.shape)
-        for index, cover in self.covers.items():
-            where = np.nonzero((types == index) & is_finite)
-            per_unit = np.minimum.accumulate((cover[1:] / np.arange(1, cover.size))[::-1])[::-1]
-            rates[where] = per_unit[num_replicas[where].astype(np.int64) - 1]
+        where, places = self.covers.places(self.type_indices, num_replicas)
+        rates[where] = self.covers.least_per_unit[places]
         with np.errstate(invalid="ignore"):
             worked = rates * self.pacing(num_replicas) * self._seconds_in_memory(num_replicas)
             usd_seconds = np.maximum(self.usd_per_hour(num_replicas) * least_seconds, worked)

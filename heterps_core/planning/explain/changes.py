@@ -74,9 +74,11 @@ class PriceOfThroughput:
 def next_price_flip(problem: SchedulingProblem, stages: Sequence[Stage]) -> PriceFlip | None:
     """Return the flip by the least relative change of one device type's price; None where none is near enough."""
     used = dict.fromkeys(stage.device_type for stage in stages)
+    waiting, others = list(used), [name for name in problem.device_types if name not in used]
     nearest = MOST_FACTOR
     found = None
-    for name in (*used, *(name for name in problem.device_types if name not in used)):
+    while waiting:
+        name = waiting.pop(0)
         offer, price = _quoted_price(problem, name)
         farthest = nearest if name in used else 1 / nearest
         # No factor changes a price of nothing.
@@ -92,7 +94,27 @@ def next_price_flip(problem: SchedulingProblem, stages: Sequence[Stage]) -> Pric
                 stages=beyond,
                 moves=moves_between(stages, beyond),
             )
+        if not waiting:
+            waiting = _that_may_flip(problem, stages, others, 1 / nearest)
+            others = [name for name in others if name not in waiting]
     return found
+
+
+def _that_may_flip(
+    problem: SchedulingProblem, stages: Sequence[Stage], others: Sequence[str], factor: float
+) -> list[str]:
+    """Return some of the types that a plan does not have, empty where none flips at a factor on its price.
+
+    No plan costs more where all these prices fall than where one does. So where none is cheaper then, no price flips
+    alone; else those in the cheaper plan are asked one by one.
+    """
+    changed = problem
+    for name in others:
+        changed = with_price_factor(changed, name, factor)
+    found = cheapest_plan(changed) if others else None
+    if found is None or found.cost_usd >= evaluate(problem, stages).cost_usd * (1 - SAME_COST):
+        return []
+    return [name for name in others if name in {stage.device_type for stage in found.stages}]
 
 
 def price_of_floor(problem: SchedulingProblem, cost_usd: float) -> FloorPrice | None:

@@ -6,7 +6,7 @@ the explanation says by how much and what it places elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,24 +23,26 @@ from heterps_core.planning.explain.changes import (
 )
 from heterps_core.planning.explain.placement import Move, moves_between
 from heterps_core.planning.explain.reasons import (
+    OtherPlan,
     RunnerUp,
     SingleType,
     TypeRole,
+    find_nearest,
     find_roles,
     find_runner_up,
     find_single_types,
 )
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.optimum import Optimum, find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SAMPLES_PER_MILLION
 
 MORE_THROUGHPUT = 1.1
 
-MAX_RUNS_FOR_FULL = 4_000
-"""Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are
-2,112 and take about a second, 64 x 8 are 16,640 and take a quarter of a minute."""
+MAX_RUNS_FOR_FULL = 2_200
+"""Runs of layers times device types up to which a plan is explained in full unasked: 32 layers x 4 types are 2,112.
+The example night over all device types has 3,240 and takes four times as long in full."""
 
 
 class Detail(StrEnum):
@@ -80,7 +82,7 @@ class PlanExplanation(JsonDocument):
 
     ten_percent_more: PriceOfThroughput
     spreads: Mapping[str, float]
-    """By hardware and quantity, the largest spread of its times as a share of them; exact times are left out."""
+    """By hardware in use and quantity, the largest spread of its times as a share; exact times are left out."""
 
     runner_up: RunnerUp | None
     """Only in full; None where no other placement comes near."""
@@ -91,6 +93,12 @@ class PlanExplanation(JsonDocument):
     reading_limit: str = ""
     """How reading rows limits the slowest stage, for people; empty where it does not."""
 
+    nearest: tuple[OtherPlan, ...] = ()
+    """Without each processor and card of the plan, the nearest first."""
+
+    not_rentable: OtherPlan | None = None
+    """A cheaper plan with device types that cannot be rented yet; None where there is none."""
+
 
 def default_detail(problem: SchedulingProblem) -> Detail:
     """Return how much can be explained in about a second."""
@@ -98,10 +106,25 @@ def default_detail(problem: SchedulingProblem) -> Detail:
     return Detail.FULL if num_runs <= MAX_RUNS_FOR_FULL else Detail.SHORT
 
 
-def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail: Detail) -> PlanExplanation:
-    """Explain a plan by what other problems, each changed in one thing, would make of it."""
-    optimum = find_optimum(problem)
+def explain_plan(
+    problem: SchedulingProblem,
+    chosen: Sequence[Stage],
+    *,
+    detail: Detail,
+    proven_usd: float = 0.0,
+    not_rentable: OtherPlan | None = None,
+) -> PlanExplanation:
+    """Explain a plan by what other problems, each changed in one thing, would make of it.
+
+    Args:
+        proven_usd: A cost that no plan undercuts; where the chosen plan reaches it, no cheaper one is searched.
+        not_rentable: A cheaper plan with device types that cannot be rented yet.
+    """
     chosen_usd = evaluate(problem, chosen).cost_usd
+    if chosen_usd <= proven_usd * (1 + SAME_COST):
+        optimum = Optimum(stages=tuple(chosen), cost_usd=chosen_usd, cost_lower_bound_usd=proven_usd)
+    else:
+        optimum = find_optimum(problem)
     is_cheapest = chosen_usd <= optimum.cost_usd * (1 + SAME_COST)
     stages = tuple(chosen) if is_cheapest else optimum.stages
     evaluation = evaluate(problem, stages)
@@ -121,10 +144,12 @@ def explain_plan(problem: SchedulingProblem, chosen: Sequence[Stage], *, detail:
         single_types=find_single_types(problem),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
-        spreads=_spreads(problem),
+        spreads=_spreads(problem, dict.fromkeys(stage.device_type for stage in stages)),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=() if flip is None else (flip,),
         reading_limit=_reading_limit(problem, evaluation.bottleneck),
+        nearest=find_nearest(problem, stages, cost_usd),
+        not_rentable=not_rentable,
     )
 
 
@@ -138,10 +163,14 @@ def _reading_limit(problem: SchedulingProblem, part: StageEvaluation) -> str:
     )
 
 
-def _spreads(problem: SchedulingProblem) -> dict[str, float]:
-    """Return the largest spread of times by quantity and hardware, which is as fast in both markets."""
+def _spreads(problem: SchedulingProblem, used: Collection[str]) -> dict[str, float]:
+    """Return the largest spread of times of the device types in use, by quantity and hardware.
+
+    Hardware is as fast in both markets.
+    """
     spreads: dict[str, float] = {}
-    for name, unit in problem.device_types.items():
+    for name in used:
+        unit = problem.device_types[name]
         computing = max(layer.compute_relative_spread.get(name, 0.0) for layer in problem.layers)
         for quantity, spread in (
             ("computing", computing),

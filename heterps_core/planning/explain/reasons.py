@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from heterps_core.device_types import hardware_of
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import (
@@ -68,6 +69,18 @@ class RunnerUp:
     moves: tuple[Move, ...]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherPlan:
+    """The cheapest plan among other device types."""
+
+    hardware: str
+    """The processor or card that it does without; empty where it has types that the problem lacks."""
+
+    stages: tuple[Stage, ...]
+    extra_usd: float
+    """What it costs more than the cheapest plan; below 0 for less."""
+
+
 def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[TypeRole, ...]:
     """Return what each device type of a plan does, in the order of the chain."""
     parts: dict[str, list[StageEvaluation]] = {}
@@ -110,6 +123,23 @@ def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd
                 moves=moves,
             )
     return best
+
+
+def find_nearest(
+    problem: SchedulingProblem, stages: Sequence[Stage], cost_usd: float
+) -> tuple[OtherPlan, ...]:
+    """Return the cheapest plan without each processor and card of a plan, the nearest first.
+
+    Where no plan does without one, it is left out. A search for each.
+    """
+    found = []
+    for hardware in {hardware_of(stage.device_type) for stage in stages}:
+        others = [name for name in problem.device_types if hardware_of(name) != hardware]
+        optimum = cheapest_plan(problem.of_types(others)) if others else None
+        if optimum is not None:
+            extra_usd = optimum.cost_usd - cost_usd
+            found.append(OtherPlan(hardware=hardware, stages=optimum.stages, extra_usd=extra_usd))
+    return tuple(sorted(found, key=lambda each: (each.extra_usd, each.hardware)))
 
 
 def _role(

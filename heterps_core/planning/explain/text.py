@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from heterps_core.planning.explain.changes import (
     MOST_FACTOR,
@@ -23,6 +23,7 @@ LEAST_SPEED_RATIO = 1.5
 """Least ratio of the speeds of two units that is a reason for a choice."""
 
 MAX_SINGLE_TYPES = 3
+MAX_NAMES = 6
 
 _Line = tuple[str, str]
 
@@ -47,7 +48,7 @@ def explanation_text(explanation: PlanExplanation) -> str:
 
 def essential_facts(explanation: PlanExplanation) -> list[tuple[str, str]]:
     """Return what a report has room for: next best plan, next price flip, step of throughput, spreads of times."""
-    lines: list[_Line] = list(_reading_lines(explanation))
+    lines: list[_Line] = [*_reading_lines(explanation), *_nearest_lines(explanation)]
     if explanation.runner_up is not None:
         lines.append(("next best", _runner_up_text(explanation, explanation.runner_up)))
     lines += [(flip.device_type, _flip_text(flip)) for flip in explanation.price_flips]
@@ -68,6 +69,7 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         yield role.device_type, _role_text(role)
     yield from _reading_lines(explanation)
     yield "one type", _single_types_text(explanation)
+    yield from _nearest_lines(explanation)
     if explanation.runner_up is not None:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
     no_bound = math.inf if explanation.cost_usd else 1.0
@@ -79,6 +81,20 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
 def _reading_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     if explanation.reading_limit:
         yield "reading", explanation.reading_limit
+
+
+def _nearest_lines(explanation: PlanExplanation) -> Iterator[_Line]:
+    parts = [
+        f"without {each.hardware} {_extra_text(explanation, each.extra_usd)}: {plan_text(each.stages)}"
+        for each in explanation.nearest
+    ]
+    if parts:
+        yield "nearest", "; ".join(parts)
+    other = explanation.not_rentable
+    if other is not None:
+        share = _percent_text(ratio(other.extra_usd, explanation.cost_usd, otherwise=0.0))
+        saving = f"-{usd_text(-other.extra_usd)} ({share}): {plan_text(other.stages)}"
+        yield "not yet", f"with Arm machines, which cannot be rented yet, {saving}"
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:
@@ -123,7 +139,7 @@ def _single_types_text(explanation: PlanExplanation) -> str:
     for single in others:
         if single.cost_usd is None:
             impossible.setdefault(single.broken_constraint, []).append(single.device_type)
-    parts += [f"not possible on {', '.join(names)} ({name})" for name, names in impossible.items()]
+    parts += [f"not possible on {_names_text(names)} ({name})" for name, names in impossible.items()]
     return "; ".join(parts) if parts else "there is no other"
 
 
@@ -160,6 +176,10 @@ def _spread_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         alike.setdefault(f"±{spread:.0%}", []).append(name)
     if alike:
         yield "times", "; ".join(f"{spread} for {', '.join(names)}" for spread, names in alike.items())
+
+
+def _names_text(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= MAX_NAMES else f"{len(names)} others"
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:

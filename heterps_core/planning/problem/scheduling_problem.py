@@ -7,10 +7,10 @@ when it is made: what a scheduler receives can be planned, or is proven not to b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from heterps_core.errors import MalformedDocumentError
 from heterps_core.field_rules import Count, Fraction, NotNegative, Positive, Text, count, shown, sized
@@ -280,6 +280,28 @@ class SchedulingProblem(JsonDocument):
     def num_steps(self) -> float:
         """Training steps over all epochs: E * M / B."""
         return self.num_epochs * self.num_samples / self.batch_size
+
+    def of_types(self, names: Collection[str]) -> SchedulingProblem:
+        """Return the problem with some of its device types alone.
+
+        Raises:
+            MalformedDocumentError: None of them is left.
+        """
+
+        def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: value for name, value in values.items() if name in names}
+
+        layers = (
+            replace(
+                layer,
+                compute_seconds=kept(layer.compute_seconds),
+                communication_seconds=kept(layer.communication_seconds),
+                compute_relative_spread=kept(layer.compute_relative_spread),
+                reading_seconds=kept(layer.reading_seconds),
+            )
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers), device_types=kept(self.device_types))
 
     def run_seconds(self, step_seconds: float) -> float:
         """Return the time of all steps, with checkpoints and evaluation."""

@@ -36,6 +36,13 @@ MAX_ALTERNATIVES = 9
 """Ten pools to choose from with the planned one; AWS advises to name that many for spot."""
 
 
+_CARRIED: dict[str, list[DeviceType]] = {}
+"""Instance family -> device types that it carries."""
+for _each in DEVICE_TYPES.values():
+    for _family in _each.instance_families:
+        _CARRIED.setdefault(_family, []).append(_each)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _CoverOption:
     """An offer that could serve a stage, with the units that one instance brings."""
@@ -53,7 +60,7 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
     """
     best: dict[str, float] = {}
     for offer in offers:
-        for hardware in DEVICE_TYPES.values():
+        for hardware in _CARRIED.get(offer.instance_type.family, ()):
             units = hardware.units_of(offer.instance_type)
             if units > 0:
                 name, price = hardware.in_market(offer.market).name, offer.price_usd_per_hour / units

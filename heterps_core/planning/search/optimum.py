@@ -16,6 +16,7 @@ import numpy as np
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
+from heterps_core.planning.cost_model.instance_cover import NO_STAIRS
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.run_tables import segment_row, segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
@@ -243,7 +244,9 @@ def _has_plan(
 
 def _with_scaled_caps(table: StageTable, factor: float) -> StageTable:
     # What so many units would be charged in whole instances does not matter here, and has no table.
-    return replace(table, max_units=np.floor(table.max_units * factor), covers={}, on_demand_usd={})
+    return replace(
+        table, max_units=np.floor(table.max_units * factor), covers=NO_STAIRS, on_demand_usd=NO_STAIRS
+    )
 
 
 def _fits_into_memory(problem: SchedulingProblem, factor: float, deadline: float) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.instance_cover import NO_STAIRS, PriceStairs
 from heterps_core.planning.cost_model.objective import Objective
 from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_table import StageTable
@@ -63,17 +64,18 @@ class StageColumns:
             return table
         indices = np.arange(self.num_columns)
         shape = (len(table.compute_seconds), self.num_columns)
+        prices = table.covers.by_type
         covers = {
-            column: table.covers[device_type]
-            + (table.on_demand_usd[device_type] if column >= self.num_types else 0.0)
+            column: prices[device_type]
+            + (table.on_demand_usd.by_type[device_type] if column >= self.num_types else 0.0)
             for column, device_type in enumerate(self.types.tolist())
-            if device_type in table.covers
+            if device_type in prices
         }
         return replace(
             table.at(np.ix_(np.arange(shape[0]), self.types)),
             type_indices=np.broadcast_to(indices, shape),
-            covers=covers,
-            on_demand_usd={},
+            covers=PriceStairs(covers),
+            on_demand_usd=NO_STAIRS,
         )
 
     def objective(self, objective: Objective) -> Objective:

@@ -20,6 +20,7 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.planning.search.optimum import MAX_SECONDS, proven_bound_usd
 from heterps_core.planning.search.plan_rater import Assignments, PlanRater, Ratings
+from heterps_core.planning.search.promising_types import with_promising_types
 from heterps_core.planning.search.search_result import HistoryPoint, SearchResult
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 
@@ -148,6 +149,9 @@ class ProposingScheduler(Scheduler):
     rule: ClassVar[str | None] = None
     """Where the plans follow from a rule, how it places layers; such as "with every layer on"."""
 
+    takes_all_types: ClassVar[bool] = False
+    """Whether plans are proposed from all device types, however many; else from promising ones."""
+
     @abstractmethod
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield batches of layer-to-type assignments; receive the ratings of each batch."""
@@ -164,6 +168,8 @@ class ProposingScheduler(Scheduler):
 
     def rated(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> PlanRater:
         """Return the rater of all that was proposed, which holds the best plan, if any is feasible."""
+        if not self.takes_all_types:
+            problem = with_promising_types(problem)
         proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
         rater = PlanRater(problem, budget_evaluations=budget_evaluations)
         try:

@@ -18,6 +18,8 @@ class BruteForceScheduler(ProposingScheduler):
     default_budget_evaluations = 5_000_000
     """About a minute on one core."""
 
+    takes_all_types = True
+
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield all assignments in the order of counting, the last layer fastest.
 

@@ -20,6 +20,7 @@ class HeuristicScheduler(ProposingScheduler):
     name = "heuristic"
     default_budget_evaluations = 1_024
     rule = "by the rule of thumb with"
+    takes_all_types = True
 
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:
         """Yield the rule's plan for every pair of types."""

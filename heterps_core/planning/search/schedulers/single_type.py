@@ -17,6 +17,7 @@ class CpuOnlyScheduler(ProposingScheduler):
     name = "cpu-only"
     default_budget_evaluations = 64
     rule = "with every layer on"
+    takes_all_types = True
     wants_cpus: ClassVar[bool] = True
 
     def propose(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> Proposals:

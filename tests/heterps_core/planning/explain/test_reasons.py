@@ -2,8 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from heterps_core.device_types import hardware_of
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.explain.reasons import find_roles, find_single_types
+from heterps_core.planning.explain.reasons import find_nearest, find_roles, find_single_types
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from tests.heterps_core.planning.explain.trying_all import feasible_plans, tiny_problem
@@ -53,6 +54,32 @@ def test_single_types_are_those_of_all_plans(seed):
             assert single.cost_usd == pytest.approx(min(costs))
         else:
             assert (single.cost_usd, single.broken_constraint != "") == (None, True)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_nearest_plans_are_the_cheapest_of_all_without_each_type(seed):
+    problem = tiny_problem(seed)
+    plans = feasible_plans(problem)
+    stages = find_optimum(problem).stages
+    cost_usd = evaluate(problem, stages).cost_usd
+
+    nearest = find_nearest(problem, stages, cost_usd)
+
+    without = {
+        stage.device_type: [cost for placement, _, cost in plans if stage.device_type not in placement]
+        for stage in stages
+    }
+    extra = {name: min(costs) - cost_usd for name, costs in without.items() if costs}
+    assert {each.hardware: each.extra_usd for each in nearest} == pytest.approx(extra)
+    assert [each.extra_usd for each in nearest] == sorted(each.extra_usd for each in nearest)
+    for each in nearest:
+        assert each.hardware not in {stage.device_type for stage in each.stages}
+
+
+def test_types_of_one_processor_are_one_hardware():
+    assert hardware_of("cpu-r6in-spot") == hardware_of("cpu-c6i") == "ice-lake"
+    assert hardware_of("gpu-t4-20gbit") == hardware_of("gpu-t4") == "t4"
+    assert hardware_of("gpu_a") == "gpu_a"
 
 
 def test_a_type_that_has_no_alternative_has_no_next_one():

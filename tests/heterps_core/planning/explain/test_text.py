@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from heterps_core.planning.explain.explanation import Detail, explain_plan
+from heterps_core.planning.explain.reasons import OtherPlan
 from heterps_core.planning.explain.text import essential_facts, explanation_text
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.problem.scheduling_problem import StepModel
@@ -102,15 +103,29 @@ def test_a_throughput_out_of_reach_is_shown_with_the_most():
     assert "is out of reach, the most is 20,000" in text
 
 
+def test_a_cheaper_plan_of_machines_that_cannot_be_rented_has_a_line():
+    problem = builders.make_problem()
+    stages = find_optimum(problem).stages
+    arm = OtherPlan(hardware="", stages=(Stage(0, 2, "cpu-c8g", 3),), extra_usd=-0.0002)
+
+    text = joined(explanation_text(explain_plan(problem, stages, detail=Detail.SHORT, not_rentable=arm)))
+
+    assert "with Arm machines, which cannot be rented yet, -0.0002 USD (-25%)" in text
+    assert "all on 3 x cpu-c8g" in text
+    assert "nearest without" in text
+
+
 def test_the_essential_lines_are_few():
     problem = make_problem(0, num_layers=8, num_types=4)
     spread = dict.fromkeys(problem.device_types, 0.2)
     layers = tuple(replace(layer, compute_relative_spread=spread) for layer in problem.layers)
     problem = replace(problem, layers=layers)
 
-    facts = essential_facts(explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL))
+    explanation = explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL)
+    facts = essential_facts(explanation)
 
     labels = [label for label, _ in facts]
-    assert [labels[0], *labels[2:]] == ["next best", "10 % more", "times"]
-    assert facts[-1][1] == "±20% for " + ", ".join(f"computing on {name}" for name in problem.device_types)
+    assert [*labels[:2], *labels[3:]] == ["nearest", "next best", "10 % more", "times"]
+    used = dict.fromkeys(stage.device_type for stage in explanation.stages)
+    assert facts[-1][1] == "±20% for " + ", ".join(f"computing on {name}" for name in used)
     assert len(labelled_lines(facts)) <= 10

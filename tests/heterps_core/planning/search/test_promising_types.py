@@ -1,0 +1,47 @@
+from dataclasses import replace
+
+import pytest
+
+from heterps_core.planning.search.optimum import find_optimum
+from heterps_core.planning.search.promising_types import MOST_TYPES, with_promising_types
+from heterps_core.planning.search.schedulers import get_scheduler
+from tests.builders import make_problem
+
+
+def test_a_problem_of_few_types_stays_as_it_is():
+    problem = make_problem(0, num_layers=6, num_types=MOST_TYPES)
+
+    assert with_promising_types(problem) is problem
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_methods_that_propose_plans_find_good_ones_among_sixty_types(seed):
+    problem = make_problem(seed, num_layers=6, num_types=60, max_units=64)
+    cheapest = find_optimum(problem)
+
+    few = with_promising_types(problem)
+
+    assert len(few.device_types) == MOST_TYPES
+    assert {*few.device_types} < {*problem.device_types}
+    found = get_scheduler("genetic").search(problem, budget_evaluations=2_000, seed=0)
+    assert cheapest.cost_usd <= found.plan.cost_usd < 1.25 * cheapest.cost_usd
+    assert found.plan.cost_lower_bound_usd == pytest.approx(cheapest.cost_lower_bound_usd)
+
+
+def test_types_that_hold_no_part_of_the_chain_are_not_promising():
+    problem = make_problem(0, num_layers=4, num_types=20, max_units=2)
+    names = problem.device_type_names
+    units = {
+        name: replace(unit, memory_bytes=1.0 if index % 2 else unit.memory_bytes * 1e3)
+        for index, (name, unit) in enumerate(problem.device_types.items())
+    }
+
+    found = with_promising_types(replace(problem, device_types=units)).device_type_names
+
+    assert {*found} <= {*names[::2]}
+
+
+def test_the_chain_of_one_layer_has_promising_types_too():
+    problem = make_problem(0, num_layers=1, num_types=30, max_units=64)
+
+    assert len(with_promising_types(problem).device_types) == MOST_TYPES
