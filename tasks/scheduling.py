@@ -45,7 +45,6 @@ _MAX_UNITS = (64, 256, 1_024)
 """Most units of a device type in a plan: the order of a new account's quota; more where no plan does with that."""
 
 
-@step("build problem")
 def make_problem(
     profiled: ProfiledModel,
     offers: Sequence[InstanceOffer],
@@ -71,8 +70,10 @@ def make_problem(
         ProvisioningError: A device type is sold in no zone.
         InfeasiblePlanError: A zone has no plan.
     """
+    sold = offer_choice.unit_prices(offers)
     for name in device_types:
-        offer_choice.instance_sizes(name, offers)
+        if name not in sold:
+            offer_choice.instance_sizes(name, offers)  # says what is sold
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
     extra_costs = job_extra_costs(
         profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
@@ -130,19 +131,22 @@ def _units(
 ) -> dict[str, UnitType]:
     """Return the device types that are sold in a zone as units of a planning problem."""
     graph, prices = profiled.planned_graph, offer_choice.unit_prices(offers)
+    by_family = offer_choice.by_family(offers)
     units = {}
     for name in device_types:
         if name not in prices:
             continue
-        device_type, sizes = get_device_type(name), offer_choice.instance_sizes(name, offers)
+        device_type = get_device_type(name)
+        carriers = [offer for family in device_type.instance_families for offer in by_family[family]]
+        sizes = offer_choice.instance_sizes(name, carriers)
         units[name] = unit_type(
             graph,
             profiled.profiles[name],
             device_type,
             batch_size=job.batch_size,
             instances=sizes,
-            on_demand_instances=offer_choice.on_demand_sizes(name, offers),
-            interruptions_per_hour=offer_choice.interruptions_per_unit(name, offers),
+            on_demand_instances=offer_choice.on_demand_sizes(name, carriers),
+            interruptions_per_hour=offer_choice.interruptions_per_unit(name, carriers),
             price_usd_per_hour=prices[name],
             max_units=_MAX_UNITS[0],
             step_model=StepModel.TRAINER,

@@ -164,7 +164,7 @@ def best_plans(models: Sequence[str]) -> Iterator[tuple[str, BestPlan]]:
             profiled = profile_layers.fn(
                 workspace, clicks, job, model=model, batch_size=job.batch_size, device_types=DEVICE_TYPES
             )
-            problem = make_problem.fn(
+            problem = make_problem(
                 profiled,
                 offers,
                 job,

@@ -15,6 +15,7 @@ ProvisioningError, whose message lists those that are carried.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,14 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
                 name, price = hardware.in_market(offer.market).name, offer.price_usd_per_hour / units
                 best[name] = min(price, best.get(name, price))
     return best
+
+
+def by_family(offers: Iterable[InstanceOffer]) -> defaultdict[str, list[InstanceOffer]]:
+    """Return the offers of each instance family, none of an unknown one."""
+    found: defaultdict[str, list[InstanceOffer]] = defaultdict(list)
+    for offer in offers:
+        found[offer.instance_type.family].append(offer)
+    return found
 
 
 def instance_sizes(device_type: str, offers: Iterable[InstanceOffer]) -> tuple[InstanceSize, ...]:

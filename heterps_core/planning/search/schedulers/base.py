@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
 
+import numpy as np
+
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -168,10 +170,13 @@ class ProposingScheduler(Scheduler):
 
     def rated(self, problem: SchedulingProblem, *, budget_evaluations: int, seed: int) -> PlanRater:
         """Return the rater of all that was proposed, which holds the best plan, if any is feasible."""
-        if not self.takes_all_types:
-            problem = with_promising_types(problem)
-        proposals = self.propose(problem, budget_evaluations=budget_evaluations, seed=seed)
-        rater = PlanRater(problem, budget_evaluations=budget_evaluations)
+        promising = problem if self.takes_all_types else with_promising_types(problem)
+        rater = PlanRater(promising, budget_evaluations=budget_evaluations)
+        if promising is not problem:
+            # One type for all layers is the best plan of many a small night, and rarely drawn.
+            types = np.arange(len(promising.device_types))
+            rater.rate(np.repeat(types[:, None], problem.num_layers, axis=1))
+        proposals = self.propose(promising, budget_evaluations=budget_evaluations, seed=seed)
         try:
             batch = next(proposals)
             while rater.num_evaluations_left > 0:
