@@ -1,11 +1,13 @@
 """What rows of a shared table cost a worker: processor time of a step without its dense layers, 1 to 24 replicas.
 
-Each replica is a process; they exchange rows by messages (sockets over loopback, no shared memory). A step is that of
-a pipeline's first stage: batches are announced on the feed thread, all micro-batches look their rows up, hand
-gradients back, and rows are updated. Ids are drawn evenly, the hardest case for caches and for distinct rows. More
-processes than cores take turns, so clocks say nothing: a figure is the processor time that the kernel counts for a
-worker, median of rounds, then of workers. "Others" are all threads but the main one and the feed's. All models and
-numbers of replicas take turns round after round, so that a busy second slows all of them.
+Each replica is a process; they exchange rows by messages, connected as replicas of different machines are (TCP over
+loopback), and 16 as those of one machine too (Unix sockets). A step is that of a pipeline's first stage: the feed
+thread requests rows, all micro-batches look them up and hand gradients back, and rows are updated. Ids are drawn
+evenly, the hardest case for caches and for distinct rows. More processes than cores take turns, so clocks say
+nothing: a figure is the processor time that the kernel counts for a worker, median of rounds, then of workers.
+"Others" are all threads but the main one and the feed's. All models and numbers of replicas take turns round after
+round, so that a busy second slows all of them; the law of a plan is measured before and after, as the machine may
+get busier meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +47,7 @@ from heterps_core.training.pipeline.stage_model import StageModel, build_stage_m
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.replica_batches import BatchFeed, ReplicaBatches
+from heterps_core.transport import token_connections
 from heterps_core.transport.rank_layout import RankLayout
 from tests.benchmarks.planner import figure, show
 from tests.benchmarks.training_engine import BATCH_SIZE, make_batches, make_features
@@ -66,6 +70,7 @@ class Setting(NamedTuple):
     model: str
     num_replicas: int
     batch_size: int
+    is_one_machine: bool = False
 
 
 class Seconds(NamedTuple):
@@ -84,14 +89,18 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
 
     They have the form of the benchmark contract.
     """
-    path = measure_replica_path()
+    before = measure_replica_path()
     by_worker = run_in_processes(measure, max(NUM_REPLICAS), seed)
+    path = mean_path(before, measure_replica_path())
     seconds: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
     alone: dict[str, dict[int, Seconds]] = {model: {} for model in MODELS}
+    of_one_machine = {}
     for setting in by_worker[0]:
         steps = [worker[setting] for worker in by_worker[: setting.num_replicas]]
         step = Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
-        if setting.batch_size == BATCH_SIZE:
+        if setting.is_one_machine:
+            of_one_machine[setting.model] = step
+        elif setting.batch_size == BATCH_SIZE:
             seconds[setting.model][setting.num_replicas] = step
         if setting.num_replicas == 1:
             alone[setting.model][setting.batch_size] = step
@@ -107,6 +116,9 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
             ):
                 figures.append(figure(f"{model}_{part}_ms_{count}", 1e3 * value, "ms", higher=False))
     figures += planned_figures(path, seconds, alone, seed=seed)
+    for model, step in of_one_machine.items():
+        ratio = step.all / seconds[model][1].all
+        figures.append(figure(f"{model}_one_machine_16_over_1", ratio, "ratio", higher=False))
     for model, of_model in seconds.items():
         ratio = of_model[16].all / of_model[1].all
         figures.append(figure(f"{model}_processor_time_16_over_1", ratio, "ratio", higher=False))
@@ -114,6 +126,12 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
     figures.append(figure("processor_time_16_over_1", worst, "ratio", higher=False))
     show(figures, f"batch {BATCH_SIZE}, {NUM_ROWS:,} rows, seed {seed}, load {os.getloadavg()[0]:.1f}")
     return figures
+
+
+def mean_path(before: ReplicaPath, after: ReplicaPath) -> ReplicaPath:
+    """Return the law whose terms lie between those of two."""
+    names = ("message_seconds", "peer_seconds", "table_seconds", "byte_seconds", "relative_error")
+    return replace(before, **{name: (getattr(before, name) + getattr(after, name)) / 2 for name in names})
 
 
 def planned_figures(
@@ -228,15 +246,23 @@ def planned_seconds(problem: SchedulingProblem, num_replicas: int) -> tuple[floa
 def measure(rank: int, seed: int) -> dict[Setting, Seconds]:
     """Return for each setting that has this replica the processor seconds of a step, the median of the rounds."""
     replicas: dict[Setting, Replica] = {}
-    for count in NUM_REPLICAS:
-        members = tuple(range(count))
-        group = dist.new_group(list(members)) if count > 1 else None
-        if rank < count:
+    of_one_machine = [Setting(model, 16, BATCH_SIZE, is_one_machine=True) for model in MODELS]
+    others = [
+        Setting(model, count, batch_size)
+        for count in NUM_REPLICAS
+        for batch_size in (ROWS_ALONE if count == 1 else (BATCH_SIZE,))
+        for model in MODELS
+    ]
+    name = token_connections.this_machine()
+    for setting in (*others, *of_one_machine):
+        members = tuple(range(setting.num_replicas))
+        group = dist.new_group(list(members)) if len(members) > 1 else None
+        if rank in members:
+            machine = name if setting.is_one_machine else f"{name}, {rank}"
+            token_connections.this_machine = lambda machine=machine: machine  # type: ignore[misc]
             place = StagePlace(layout=RankLayout((members,)), replica=rank, group=group)
-            for batch_size in ROWS_ALONE if count == 1 else (BATCH_SIZE,):
-                drawn = make_batches(NUM_ROWS, seed=seed, batch_size=batch_size)
-                for model in MODELS:
-                    replicas[Setting(model, count, batch_size)] = Replica(model, place, drawn, seed=seed)
+            drawn = make_batches(NUM_ROWS, seed=seed, batch_size=setting.batch_size)
+            replicas[setting] = Replica(setting.model, place, drawn, seed=seed)
     rounds = [[replica.seconds_of_step() for replica in replicas.values()] for _ in range(NUM_ROUNDS)]
     return {
         setting: Seconds(*(statistics.median(each) for each in zip(*steps, strict=True)))
