@@ -16,9 +16,8 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +44,7 @@ from heterps_core.training.pipeline.stage_exchange import batch_slices
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch
-from heterps_core.training.replica_batches import Announced, cut_batch, request_rows
+from heterps_core.training.replica_batches import Announced, BatchFeed, cut_batch, request_rows
 from heterps_core.transport.json_messages import gather_json
 
 NUM_PROCESSES = (24, 4, 2)
@@ -58,7 +57,10 @@ WIDTHS = ((1,), (16,), (16, 1))
 ROWS_PER_COLUMN = 10_000
 """17 MB of rows of 16 numbers, beyond the caches of a core."""
 
-NUM_ROUNDS, STEPS_PER_ROUND = 7, 2
+NUM_ROUNDS, LEAST_STEPS = 3, 4
+"""A round has all batches that are requested together, as the thread that requests lengthens the steps beside it:
+requests made before the steps leave out up to a fifth of an exchange among 24 replicas."""
+
 LEARNING_RATE = 1e-6
 
 
@@ -76,17 +78,16 @@ def _measure_replica(rank: int, folder: Path) -> None:
     keep_freed_memory(shares_heap=False)
     together: list[_ReplicaSteps] = []
     alone: list[_ReplicaSteps] = []
-    with ThreadPoolExecutor(1) as feed:
-        for num_processes in NUM_PROCESSES:
-            group = dist.new_group(list(range(num_processes)))
-            if rank < num_processes:
+    for num_processes in NUM_PROCESSES:
+        group = dist.new_group(list(range(num_processes)))
+        if rank < num_processes:
+            for widths in WIDTHS:
                 peers = TablePeers.connect(group, uses_unix=False)
-                sizes = [(num_processes, widths) for widths in WIDTHS]
-                together += [_ReplicaSteps(feed, peers, *size, seed=rank) for size in sizes]
+                together.append(_ReplicaSteps(peers, num_processes, widths, seed=rank))
                 if rank == 0:
-                    alone += [_ReplicaSteps(feed, None, *size, seed=rank) for size in sizes]
-        # The first process is in all groups, so the others wait while it works alone.
-        rounds = [[steps.seconds() for steps in (*together, *alone)] for _ in range(NUM_ROUNDS)]
+                    alone.append(_ReplicaSteps(None, num_processes, widths, seed=rank))
+    # The first process is in all groups, so the others wait while it works alone.
+    rounds = [[steps.seconds() for steps in (*together, *alone)] for _ in range(NUM_ROUNDS)]
     medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
     own = [(steps.num_bytes, seconds) for steps, seconds in zip(together, medians, strict=False)]
     by_process = gather_json(own, None)
@@ -107,16 +108,9 @@ class _ReplicaSteps:
     """Embedding layers of one process, as the trainer feeds and runs them, and its share of batches and rows."""
 
     def __init__(
-        self,
-        feed: ThreadPoolExecutor,
-        peers: TablePeers | None,
-        num_processes: int,
-        widths: Sequence[int],
-        *,
-        seed: int,
+        self, peers: TablePeers | None, num_processes: int, widths: Sequence[int], *, seed: int
     ) -> None:
         self.num_processes, self.num_tables = num_processes, len(widths)
-        self._feed = feed
         features = FeatureSpec(num_dense=0, slot_rows=(ROWS_PER_COLUMN,) * NUM_COLUMNS)
         self._embeddings = [SlotEmbedding(features, dimension=width) for width in widths]
         tables = {}
@@ -140,30 +134,26 @@ class _ReplicaSteps:
         self._block = _of_ids(drawn.flatten(0, 1))
         self._batches = [_of_ids(ids) for ids in drawn]
         self.num_bytes = sum(exchanged_bytes(layer, self._batches) for layer in self._embeddings)
+        self._announced: Sequence[Announced] = ()
+        self._feed = iter(BatchFeed(self._prepare, count()))
 
     def seconds(self) -> float:
-        """Return the processor time of a step, the mean of some after one that warms up.
+        """Return the processor time of a step, the mean over all batches that are requested together, or twice.
 
-        A step has its share of the requests, which are made for several batches at once.
+        One step before them warms up.
         """
-        started_s = time.process_time()
-        request = partial(request_rows, self._block, self._model, num_batches=self._num_batches)
-        announced = self._feed.submit(request).result()
-        requested_s = (time.process_time() - started_s) / self._num_batches
-        ahead = self._prepare(0, announced)
-        for step in range(STEPS_PER_ROUND + 1):
-            if step == 1:
-                started_s = time.process_time()
-            microbatches = ahead.result()
-            ahead = self._prepare(step + 1, announced)
+        num_steps = self._num_batches * -(-LEAST_STEPS // self._num_batches)
+        for step, (_, microbatches) in enumerate(islice(self._feed, num_steps + 1)):
             self._take_step(microbatches)
-        taken_s = time.process_time() - started_s
-        ahead.result()
-        return requested_s + taken_s / STEPS_PER_ROUND
+            if step == 0:
+                started_s = time.process_time()
+        return (time.process_time() - started_s) / num_steps
 
-    def _prepare(self, step: int, announced: Sequence[Announced]) -> Future[list[MicroBatch]]:
+    def _prepare(self, step: int) -> list[MicroBatch]:
         number = step % self._num_batches
-        return self._feed.submit(cut_batch, self._batches[number], self._slices, announced[number])
+        if number == 0:
+            self._announced = request_rows(self._block, self._model, num_batches=self._num_batches)
+        return cut_batch(self._batches[number], self._slices, self._announced[number])
 
     def _take_step(self, microbatches: Sequence[MicroBatch]) -> None:
         leaving = []
