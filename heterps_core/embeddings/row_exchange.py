@@ -34,7 +34,7 @@ class RowExchange:
 
     local_rows: Tensor
     """Rows of this shard that replicas request [N], on the table's device and relative to the shard's first one.
-    Dynamic ids stand here until the first look-up finds their rows."""
+    Dynamic ids are here until the first look-up finds their rows."""
 
     sent_counts: Counts = field(default_factory=list)
     """Rows that this replica requests, by owner; none without replicas."""

@@ -48,7 +48,7 @@ class PeerSockets:
         self._silence_limit_s = silence_limit_s
         limit_us = round(1e6 * silence_limit_s)
         for peer in peers.values():
-            # Of the system, as with a limit of its own Python waits by a call before each one.
+            # The system keeps the limit: Python would make another call before each one.
             peer.setblocking(True)
             peer.setsockopt(
                 socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(limit_us, 10**6))
@@ -129,7 +129,7 @@ class PeerSockets:
         unsent: dict[int, list[memoryview]] = {}
         lost: LostWorkerError | None = None
         for number in self._peers:
-            # Those that have not lost the peer themselves get their bytes, lest they take this replica for lost.
+            # All other peers get their bytes first: they must find the lost one, not this replica, which ends now.
             try:
                 unsent[number] = self._send(number, sent[number])
             except LostWorkerError as error:
@@ -140,7 +140,7 @@ class PeerSockets:
         unfilled = {number: parts for number in self._peers if (parts := _next_of(wanted[number]))}
         if unsent:
             self._fill_until_sent(unsent, unfilled, wanted)
-        # Nothing is left to send, so each peer may be waited for in turn: that takes fewer calls than to poll.
+        # Nothing is left to send, so this replica may wait for each peer in turn, by fewer calls than `poll` takes.
         for number in list(unfilled):
             self._fill(number, unfilled, wanted[number], socket.MSG_WAITALL)
 
@@ -150,7 +150,7 @@ class PeerSockets:
         unfilled: dict[int, list[memoryview]],
         wanted: Mapping[int, Iterator[Sequence[memoryview]]],
     ) -> None:
-        """Send as connections take more bytes, and receive meanwhile, as peers do not read before they have sent."""
+        """Send the rest as connections take it, and receive meanwhile: peers with a rest wait for that."""
         waiting = select.poll()
         numbers = {peer.fileno(): number for number, peer in self._peers.items()}
         for file, number in numbers.items():

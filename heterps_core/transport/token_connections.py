@@ -97,7 +97,7 @@ def connect_by_token(
             connection, address = listener.accept()
             with suppress(OSError):
                 connection.settimeout(_TOKEN_LIMIT_S)
-                # At once, as a socket of packets drops the rest of one.
+                # One call reads both: a socket of packets drops the rest of a packet.
                 shown = _receive(connection, _RANK_BYTES + _TOKEN_BYTES)
                 rank = int.from_bytes(shown[:_RANK_BYTES], "little")
                 if rank > own and rank in peers and hmac.compare_digest(shown[_RANK_BYTES:], token):
@@ -115,7 +115,7 @@ def _new_listener(local_kind: socket.SocketKind | None, *, backlog: int) -> sock
     if local_kind is None:
         return socket.create_server((_own_address(), 0), backlog=backlog)
     listener = socket.socket(socket.AF_UNIX, local_kind)
-    # The system chooses a name, which is none of a file: unix(7), autobind.
+    # The system chooses a name that is no file's: unix(7), autobind.
     listener.bind("")
     listener.listen(backlog)
     return listener
