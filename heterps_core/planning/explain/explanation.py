@@ -25,12 +25,10 @@ from heterps_core.planning.explain.placement import Move, moves_between
 from heterps_core.planning.explain.reasons import (
     OtherPlan,
     RunnerUp,
-    SingleType,
     TypeRole,
     find_nearest,
     find_roles,
     find_runner_up,
-    find_single_types,
 )
 from heterps_core.planning.explain.variants import SAME_COST
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -59,7 +57,7 @@ class Detail(StrEnum):
 class PlanExplanation(JsonDocument):
     """What is known about the cheapest plan besides itself."""
 
-    json_form = JsonForm(version=4)
+    json_form = JsonForm(version=5)
 
     detail: Detail
     """Where it is `SHORT`, the parts that say so are empty because they were not looked for."""
@@ -76,7 +74,6 @@ class PlanExplanation(JsonDocument):
 
     chosen_moves: tuple[Move, ...]
     roles: tuple[TypeRole, ...]
-    single_types: tuple[SingleType, ...]
     floor_price: FloorPrice | None
     """None where the floor costs nothing."""
 
@@ -141,7 +138,6 @@ def explain_plan(
         chosen_extra_usd=0.0 if is_cheapest else chosen_usd - cost_usd,
         chosen_moves=moves_between(chosen, stages),
         roles=find_roles(problem, evaluation),
-        single_types=find_single_types(problem),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
         spreads=_spreads(problem, dict.fromkeys(stage.device_type for stage in stages)),

@@ -1,4 +1,4 @@
-"""Why the plan is as it is: what each device type is good for, what one type alone and the next best plan cost."""
+"""Why the plan is as it is: what each device type is good for, what the next best plans cost."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterps_core.device_types import hardware_of
-from heterps_core.errors import InfeasiblePlanError
 from heterps_core.field_rules import LARGEST_NUMBER
 from heterps_core.planning.cost_model.evaluation import (
     PlanEvaluation,
     StageEvaluation,
-    evaluate,
 )
 from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
 from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.provisioning.replica_balance import balance_replicas
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 
@@ -48,18 +45,6 @@ class TypeRole:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SingleType:
-    """Every layer on one device type."""
-
-    device_type: str
-    cost_usd: float | None
-    """None where it breaks a constraint."""
-
-    broken_constraint: str
-    """Which one; empty where there is a plan."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunnerUp:
     """The cheapest plan with another placement."""
 
@@ -87,12 +72,6 @@ def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[
     for part in evaluation.stages:
         parts.setdefault(part.stage.device_type, []).append(part)
     return tuple(_role(problem, evaluation, name, mine) for name, mine in parts.items())
-
-
-def find_single_types(problem: SchedulingProblem) -> tuple[SingleType, ...]:
-    """Return what every layer on one device type would cost, for each type; the cheapest first."""
-    singles = [_single_type(problem, name) for name in problem.device_types]
-    return tuple(sorted(singles, key=lambda single: (single.cost_usd is None, single.cost_usd or 0.0)))
 
 
 def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd: float) -> RunnerUp | None:
@@ -176,14 +155,6 @@ def _work_seconds(problem: SchedulingProblem, layers: Sequence[int], device_type
         )
         for index in layers
     )
-
-
-def _single_type(problem: SchedulingProblem, name: str) -> SingleType:
-    try:
-        stages = balance_replicas(problem, [Stage(0, problem.num_layers - 1, name, 1)])
-    except InfeasiblePlanError as error:
-        return SingleType(device_type=name, cost_usd=None, broken_constraint=error.constraint)
-    return SingleType(device_type=name, cost_usd=evaluate(problem, stages).cost_usd, broken_constraint="")
 
 
 def _unaffordable_seconds(problem: SchedulingProblem, device_type: str, limit_usd: float) -> float:

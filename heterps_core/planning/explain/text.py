@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from heterps_core.planning.explain.changes import (
     MOST_FACTOR,
@@ -22,8 +22,6 @@ from heterps_core.units import ratio
 LEAST_SPEED_RATIO = 1.5
 """Least ratio of the speeds of two units that is a reason for a choice."""
 
-MAX_SINGLE_TYPES = 3
-MAX_NAMES = 6
 
 _Line = tuple[str, str]
 
@@ -68,7 +66,6 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     for role in explanation.roles:
         yield role.device_type, _role_text(role)
     yield from _reading_lines(explanation)
-    yield "one type", _single_types_text(explanation)
     yield from _nearest_lines(explanation)
     if explanation.runner_up is not None:
         yield "next best", _runner_up_text(explanation, explanation.runner_up)
@@ -125,24 +122,6 @@ def _role_text(role: TypeRole) -> str:
     return "; ".join(parts)
 
 
-def _single_types_text(explanation: PlanExplanation) -> str:
-    used = {stage.device_type for stage in explanation.stages}
-    others = [single for single in explanation.single_types if {single.device_type} != used]
-    possible = [(single.device_type, single.cost_usd) for single in others if single.cost_usd is not None]
-    parts = [
-        f"all on {name} {_extra_text(explanation, cost_usd - explanation.cost_usd)}"
-        for name, cost_usd in possible[:MAX_SINGLE_TYPES]
-    ]
-    if len(possible) > MAX_SINGLE_TYPES:
-        parts.append(f"on {len(possible) - MAX_SINGLE_TYPES} others still more")
-    impossible: dict[str, list[str]] = {}
-    for single in others:
-        if single.cost_usd is None:
-            impossible.setdefault(single.broken_constraint, []).append(single.device_type)
-    parts += [f"not possible on {_names_text(names)} ({name})" for name, names in impossible.items()]
-    return "; ".join(parts) if parts else "there is no other"
-
-
 def _runner_up_text(explanation: PlanExplanation, runner_up: RunnerUp) -> str:
     return f"{moves_text(runner_up.moves)}: {_extra_text(explanation, runner_up.extra_usd)}"
 
@@ -176,10 +155,6 @@ def _spread_lines(explanation: PlanExplanation) -> Iterator[_Line]:
         alike.setdefault(f"±{spread:.0%}", []).append(name)
     if alike:
         yield "times", "; ".join(f"{spread} for {', '.join(names)}" for spread, names in alike.items())
-
-
-def _names_text(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= MAX_NAMES else f"{len(names)} others"
 
 
 def _extra_text(explanation: PlanExplanation, extra_usd: float) -> str:

@@ -40,7 +40,7 @@ def test_json_holds_every_part_and_only_finite_numbers(detail):
     explanation = explain_plan(problem, find_optimum(problem).stages, detail=detail)
 
     document = json.loads(json.dumps(explanation.to_json(), allow_nan=False))
-    assert (document["schema_version"], document["detail"]) == (4, detail.value)
+    assert (document["schema_version"], document["detail"]) == (5, detail.value)
     is_full = detail is Detail.FULL
     assert (document["runner_up"] is not None) == is_full
     assert len(document["price_flips"]) == is_full

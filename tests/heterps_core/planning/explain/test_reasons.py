@@ -4,7 +4,7 @@ import pytest
 
 from heterps_core.device_types import hardware_of
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.explain.reasons import find_nearest, find_roles, find_single_types
+from heterps_core.planning.explain.reasons import find_nearest, find_roles
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from tests.heterps_core.planning.explain.trying_all import feasible_plans, tiny_problem
@@ -39,21 +39,6 @@ def test_memory_sets_the_count_where_one_unit_less_does_not_hold_the_layers(memo
     cpu, _ = find_roles(problem, evaluate(problem, STAGES))
 
     assert cpu.num_memory_bound_stages == num_bound
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_single_types_are_those_of_all_plans(seed):
-    problem = tiny_problem(seed, floor_samples_per_s=9_000.0)
-    plans = feasible_plans(problem)
-
-    singles = {single.device_type: single for single in find_single_types(problem)}
-
-    for name, single in singles.items():
-        costs = [cost for placement, _, cost in plans if set(placement) == {name}]
-        if costs:
-            assert single.cost_usd == pytest.approx(min(costs))
-        else:
-            assert (single.cost_usd, single.broken_constraint != "") == (None, True)
 
 
 @pytest.mark.parametrize("seed", range(3))
