@@ -113,6 +113,7 @@ def _profile_table(profile: LayerProfile) -> str:
     ]
     if not profile.is_estimated:
         lines.append(f"replicas     {profile.replica_path}")
+        lines.append(f"neighbour    a step beside another worker takes {profile.crowding:.2f} times as long")
     if profile.sum_over_step is not None:
         lines.append(
             f"check        layers alone took {profile.sum_over_step:.1%} of the step they are scaled to"

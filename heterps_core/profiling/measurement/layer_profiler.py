@@ -64,14 +64,14 @@ _MACHINE_SPEED_BUDGET_S = 0.2
 _NUM_TURNS = 3
 """Of a worker that trains alone and beside another one."""
 
-PROFILED_TABLE_BYTES = 512 * 1024**2
+PROFILED_TABLE_BYTES = 384 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the
-size of the table. Five times the largest last cache of the CPU types that are sold (105 MB), so that rows miss the
-caches as those of larger tables do. The same look-ups over 2 GB took 8 % longer than over 0.5 GB (more misses of
+size of the table. Almost four times the largest last cache of the CPU types that are sold (105 MB), so that rows miss
+the caches as those of larger tables do. The same look-ups over 2 GB took 8 % longer than over 0.5 GB (more misses of
 page translations), over 0.2 GB 4 % less (2 shared AMD cores, 32 MiB last cache, 2026-11-26)."""
 
-_NEIGHBOUR_TABLE_BYTES = 64 * 1024**2
-"""Most bytes of tables of the worker beside: more than the last cache, and little memory."""
+_NEIGHBOUR_TABLE_BYTES = 32 * 1024**2
+"""Most bytes of tables of the worker beside: those of the last cache, and little memory."""
 
 _LEAST_PROFILED_ROWS = 1_024
 """Least rows of each column: a model whose own tables are larger than the bound is measured with these."""
@@ -106,10 +106,9 @@ def measure(requests: Sequence[ProfileRequest]) -> list[LayerProfile]:
             features = _bounded_features(first, PROFILED_TABLE_BYTES)
             model = _trained_model(first, features, device)
             links = measure_links(store, rank=0)
-            speed = measure_machine_speed(
-                budget_s=_MACHINE_SPEED_BUDGET_S, device=device, precision=first.precision
-            )
             times = [_times(request, graph, model, features, neighbour) for request in requests]
+    # Now that the second process has given its memory back: the large copies take 140 MB.
+    speed = measure_machine_speed(budget_s=_MACHINE_SPEED_BUDGET_S, device=device, precision=first.precision)
     hardware, hardware_fingerprint, software = _described(device)
     return [
         LayerProfile(
