@@ -42,6 +42,7 @@ from tests.worker_processes import run_in_processes
 pytestmark = pytest.mark.slow
 
 MODEL = "ctrdnn(hidden_widths=16, embedding_dim=4)"
+OWN_DISKS = ("nvme1n1", "nvme2n1")
 MEMORY_BYTES = 228_000
 """For a table of 26 x 1,000 rows of 20 bytes, of which two replicas have 13,000; eight batches may ask for 3,328."""
 
@@ -169,16 +170,20 @@ def test_200_steps_end_with_the_weights_that_they_end_with_in_memory(
         assert counts.bytes_read >= counts.bytes_written > 0
 
 
-def test_a_machine_keeps_rows_on_its_own_disks_where_no_folders_are_given(dataset, tmp_path, monkeypatch):
-    disks = [tmp_path / "nvme1n1", tmp_path / "nvme2n1"]
-    monkeypatch.setenv(OWN_DISKS_VARIABLE, ":".join(map(str, disks)))
+def train_part_on_own_disks(rank: int, run_folder: str) -> dict[str, Any]:
+    # Set here: workers begin with the environment of the first test that started one.
+    os.environ[OWN_DISKS_VARIABLE] = ":".join(f"{run_folder}-{disk}" for disk in OWN_DISKS)
+    return train_part(rank, run_folder)
+
+
+def test_a_machine_keeps_rows_on_its_own_disks_where_no_folders_are_given(dataset, tmp_path):
     config = replace(CONFIG, num_epochs=1, embedding_memory_bytes=MEMORY_BYTES)
 
-    swept = Trained(dataset, tmp_path / "run", ALONE, config)
+    swept = Trained(dataset, tmp_path / "run", ALONE, config, part=train_part_on_own_disks)
 
     assert swept.counts[0].bytes_written > 0
     # The folders were made for files without names.
-    assert [list(disk.iterdir()) for disk in disks] == [[], []]
+    assert [list((tmp_path / f"run-{disk}").iterdir()) for disk in OWN_DISKS] == [[], []]
 
 
 @pytest.mark.parametrize("stages", [ALONE, REPLICAS], ids=["alone", "replicas"])
