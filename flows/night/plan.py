@@ -81,7 +81,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     offers, price_files = offers_now(run.workspace, asked.provider, wanted, region=asked.region)
     others: list[str] = []
     if not asked.device_types:
-        refused = not_rentable(provider_of(run.workspace, asked.provider))
+        refused = not_rentable(provider_of(run.workspace, asked.provider, region=asked.region))
         sold = sold_types([*DEVICE_TYPES], markets, offers)
         wanted = [name for name in sold if hardware_name(name) not in refused]
         others = [name for name in sold if hardware_name(name) in refused]
@@ -171,7 +171,7 @@ class _PlanSearch:
     deadline: Deadline | None
     device_types: Sequence[str]
     others: Sequence[str]
-    """Device types that cannot be rented yet, whose plans are shown where they cost less."""
+    """Device types whose machine image is missing; their plans are shown where they cost less."""
 
     profiled: ProfiledModel
     offers: Sequence[InstanceOffer]
@@ -225,7 +225,7 @@ class _PlanSearch:
     def _not_rentable(
         self, problem: SchedulingProblem, chosen: SearchResult, wire_dtype: str
     ) -> OtherPlan | None:
-        """Return a cheaper plan of the chosen one's device types and those that cannot be rented yet."""
+        """Return a cheaper plan of the chosen one's device types and those without an image."""
         if not self.others:
             return None
         used = dict.fromkeys(stage.device_type for stage in chosen.plan.stages)

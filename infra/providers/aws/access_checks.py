@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from heterps_core.hardware import ARCHITECTURES
 from infra.checks import Check, CheckState, tried
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
-from infra.providers.aws.queries import find_images, find_network, missing_image
+from infra.providers.aws.queries import find_images, find_network
 from infra.providers.aws.tags import as_tag_list, owner_tags
 from infra.workspace import location_in_store
 
@@ -37,7 +38,7 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
     )
     yield credentials
     if credentials.state is CheckState.OK:
-        yield _tried("AWS images", lambda: _images(client, machines.image_ids))
+        yield from _image_checks(client, machines.image_ids)
         yield _tried("AWS network", lambda: _network(client, machines.subnet_id))
         tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
         dry_runs: dict[str, Callable[[], object]] = {
@@ -69,15 +70,19 @@ def _tried(what: str, ask: Callable[[], object], *, found: str | None = None) ->
     return tried(what, with_errors(ask), found=found)
 
 
-def _images(client: EC2Client, image_ids: Sequence[str]) -> str:
-    """Return the images by architecture; one is enough, as plans leave out the device types of the other."""
-    found = find_images(client, image_ids)
-    if not found:
-        region = client.meta.region_name
-        raise ConfigurationError(missing_image(ARCHITECTURES[0], region=region, image_ids=image_ids))
-    none = "none: plans leave out its device types"
-    images = {name: found[name]["ImageId"] if name in found else none for name in ARCHITECTURES}
-    return ", ".join(f"{name} {image}" for name, image in images.items())
+def _image_checks(client: EC2Client, image_ids: Sequence[str]) -> Iterator[Check]:
+    """Yield a check for each architecture; one image is enough, as plans leave out the device types of the other."""
+    checks = [
+        _tried(
+            f"AWS image of {name}",
+            lambda name=name: find_images(client, image_ids, needed=[name])[name]["ImageId"],  # type: ignore[misc]
+        )
+        for name in ARCHITECTURES
+    ]
+    has_one = any(check.state is CheckState.OK for check in checks)
+    for check in checks:
+        is_note = has_one and check.state is CheckState.MISSING
+        yield replace(check, state=CheckState.NOTE) if is_note else check
 
 
 def _network(client: EC2Client, subnet_id: str | None) -> str:

@@ -27,7 +27,7 @@ from infra.workspace import run_of_launch
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-    from mypy_boto3_ec2.type_defs import ImageTypeDef, InstanceTypeDef
+    from mypy_boto3_ec2.type_defs import InstanceTypeDef
 
 _PROFILE_TIMEOUT_S = 120.0
 """For EC2 to know a profile: 5 s to two minutes were reported (hashicorp/packer 9810, hashicorp/terraform 15341)."""
@@ -182,7 +182,9 @@ class RunLaunch:
         tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
         # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
         group_name = self.machines.name_for(run_of_launch(self.run_id))
-        images = self._images_of({architecture for architecture, _ in kinds})
+        architectures = {architecture for architecture, _ in kinds}
+        with explained("find the machine images"):
+            images = queries.find_images(self.client, self.machines.image_ids, needed=architectures)
         network = self._network
         with explained("make the security group"):
             group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
@@ -206,14 +208,6 @@ class RunLaunch:
             name = self.machines.template_for(self.run_id, architecture, has_table_disk=has_table_disk)
             with explained("make the launch template"):
                 self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
-
-    def _images_of(self, architectures: Collection[str]) -> dict[str, ImageTypeDef]:
-        region, image_ids = self.client.meta.region_name, self.machines.image_ids
-        with explained("find the machine images"):
-            images = queries.find_images(self.client, image_ids)
-        for architecture in sorted(set(architectures) - images.keys()):
-            raise ProvisioningError(queries.missing_image(architecture, region=region, image_ids=image_ids))
-        return images
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
         boundary = self.machines.node_boundary

@@ -48,11 +48,13 @@ class Network:
     """By zone; a fleet request takes one subnet of a zone."""
 
 
-def find_images(client: EC2Client, image_ids: Sequence[str]) -> dict[str, ImageTypeDef]:
+def find_images(
+    client: EC2Client, image_ids: Sequence[str], *, needed: Collection[str] = ()
+) -> dict[str, ImageTypeDef]:
     """Return the image of each architecture: those with given ids, or the account's newest own images for nodes.
 
     Raises:
-        ProvisioningError: An id is not one of the region's images.
+        ProvisioningError: An id is not one of the region's images, or a needed architecture has no image.
     """
     if image_ids:
         images = client.describe_images(ImageIds=list(image_ids))["Images"]
@@ -70,7 +72,11 @@ def find_images(client: EC2Client, image_ids: Sequence[str]) -> dict[str, ImageT
             ],
         )["Images"]
     by_age = sorted(images, key=lambda image: (image["CreationDate"], image["Name"]))
-    return {image.get("Architecture", ARCHITECTURES[0]): image for image in by_age}
+    found = {image.get("Architecture", ARCHITECTURES[0]): image for image in by_age}
+    for architecture in sorted(set(needed) - found.keys()):
+        region = client.meta.region_name
+        raise ProvisioningError(missing_image(architecture, region=region, image_ids=image_ids))
+    return found
 
 
 def missing_image(architecture: str, *, region: str, image_ids: Sequence[str]) -> str:

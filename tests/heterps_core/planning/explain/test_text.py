@@ -105,14 +105,14 @@ def test_a_throughput_out_of_reach_is_shown_with_the_most():
     assert "is out of reach, the most is 20,000" in text
 
 
-def test_a_cheaper_plan_of_machines_that_cannot_be_rented_has_a_line():
+def test_a_cheaper_plan_of_machines_without_an_image_has_a_line():
     problem = builders.make_problem()
     stages = find_optimum(problem).stages
     arm = OtherPlan(hardware="", stages=(Stage(0, 2, "cpu-c8g", 3),), extra_usd=-0.0002)
 
     text = joined(explanation_text(explain_plan(problem, stages, detail=Detail.SHORT, not_rentable=arm)))
 
-    assert "with Arm machines, which cannot be rented yet, -0.0002 USD (-25%)" in text
+    assert "with machines whose image is missing (heterps doctor names it), -0.0002 USD (-25%)" in text
     assert "all on 3 x cpu-c8g" in text
     assert "nearest without" in text
 

@@ -27,9 +27,10 @@ def states(found):
 @pytest.mark.usefixtures("run_store")
 def test_an_account_that_is_set_up_is_well_and_nothing_is_made(server, client):
     before = len(client.describe_security_groups()["SecurityGroups"])
-    image = client.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    image = client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
+    images = (image, server.add_arm_image())
 
-    found = by_name(client, iam=server.own_iam, image_ids=(image,), node_boundary=BOUNDARY)
+    found = by_name(client, iam=server.own_iam, image_ids=images, node_boundary=BOUNDARY)
 
     assert set(states(found).values()) == {CheckState.OK}, found
     assert found["AWS may make templates"].found == "allowed (dry run)"
@@ -44,8 +45,8 @@ def test_each_thing_that_is_missing_says_what_mends_it(server, client, monkeypat
 
     found = by_name(client, iam=server.own_iam, image_ids=("ami-00000000000000000",))
 
-    assert states(found)["AWS images"] is CheckState.MISSING
-    assert found["AWS images"].fix
+    assert states(found)["AWS image of x86_64"] is CheckState.MISSING
+    assert found["AWS image of x86_64"].fix
     assert "export HETERPS_AWS_NODE_BOUNDARY=arn:aws:iam::" in found["node boundary"].fix
     assert found["run store"].fix == "export HETERPS_RUN_STORE=s3://your-bucket/heterps"
 

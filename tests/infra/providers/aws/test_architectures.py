@@ -6,6 +6,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from infra.checks import CheckState
 from infra.ledger.ledger import EntryState
+from infra.providers.aws import queries
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
@@ -91,15 +92,19 @@ def test_a_plan_of_x86_machines_needs_no_arm_image(launch, client):
     assert set(template_by_name(client)) == {"heterps-default-r1"}
 
 
-def test_the_doctor_shows_the_image_of_each_architecture(server, client, arm_image):
-    def images_check(**settings):
-        checks = access_checks(client, MachineSettings(**settings), iam=server.own_iam)
-        return next(check for check in checks if check.what == "AWS images")
+@pytest.mark.parametrize("region_has_images", [True, False], ids=["an x86 image", "no image"])
+def test_the_doctor_notes_a_missing_image_where_the_other_architecture_has_one(
+    server, client, monkeypatch, region_has_images
+):
+    if not region_has_images:
+        monkeypatch.setattr(queries, "IMAGE_NAME_PATTERN", "no-such-*")
 
-    assert f", arm64 {arm_image}" in images_check().found
-    named = images_check(image_ids=(arm_image,))
-    assert named.state is CheckState.OK
-    assert named.found == f"x86_64 none: plans leave out its device types, arm64 {arm_image}"
+    checks = {check.what: check for check in access_checks(client, MachineSettings(), iam=server.own_iam)}
+
+    x86, arm = checks["AWS image of x86_64"], checks["AWS image of arm64"]
+    expected = (CheckState.OK, CheckState.NOTE) if region_has_images else (CheckState.MISSING,) * 2
+    assert (x86.state, arm.state) == expected
+    assert "aws ec2 create-image --region us-east-1 --instance-id ID" in arm.fix
 
 
 def test_the_environment_names_an_image_of_each_architecture():
