@@ -67,7 +67,7 @@ def with_table_disks(
     """Return the problem with a disk at every core, where some unit cannot hold all tables.
 
     Cards have none: their tables lie in their own memory. A core has its share of its instance's own disks where
-    their speed is known, else of a volume that is bought. Plans are compared without the price of volumes, 3 to 10 %
+    their speed is known, else of a volume that is bought. Plans are compared without the price of volumes, 3 to 15 %
     of that of their machines: like addresses they are charged beside the machines (`Provider.billed_usd_per_hour`).
     """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
