@@ -29,7 +29,7 @@ MAX_CANDIDATE_STAGES = 8_000_000
 """Most pairs of a run of layers and a device type; the tables of all stages take 0.7 kB for each, seen with 1,000
 layers x 16 types."""
 
-MAX_DEVICE_TYPES = 256
+MAX_DEVICE_TYPES = 512
 """Most device types in one problem; a guard against files that are no problem files."""
 
 MAX_UNITS = 1_000_000

@@ -2,6 +2,9 @@
 
 From a hundred types such a method draws none of the good plans within its budget. The proof has all types, so its
 plan is taken where a type that was left out makes a cheaper one.
+
+The proof leaves out no type that another one dominates: neighbouring stages are of different types, so a type that is
+no better lets two stages follow one another on the same hardware, and its cap adds to the other's.
 """
 
 from __future__ import annotations

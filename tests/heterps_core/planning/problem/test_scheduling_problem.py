@@ -75,7 +75,7 @@ MISSING = object()
         ("layers[0].compute_seconds.cpu", -0.1, "must not be negative"),
         ("layers[0].compute_seconds.cpu", 1e-300, "at least 1e-18"),
         ("layers[0].communication_seconds.tpu", 0.1, "'tpu' is not a device type"),
-        ("device_types", {}, "1 to 256 device types"),
+        ("device_types", {}, "1 to 512 device types"),
         ("device_types.cpu", [], "must be a JSON object"),
         ("device_types.cpu.price_usd_per_hour", MISSING, "is missing"),
         ("device_types.cpu.price_usd_per_hour", -0.01, "must not be negative"),

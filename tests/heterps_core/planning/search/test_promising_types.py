@@ -45,3 +45,41 @@ def test_the_chain_of_one_layer_has_promising_types_too():
     problem = make_problem(0, num_layers=1, num_types=30, max_units=64)
 
     assert len(with_promising_types(problem).device_types) == MOST_TYPES
+
+
+def with_twins(problem):
+    """Return the problem with a second type of the same figures beside each."""
+
+    def doubled(values):
+        return values | {f"{name} again": value for name, value in values.items()}
+
+    layers = (
+        replace(
+            layer,
+            compute_seconds=doubled(layer.compute_seconds),
+            communication_seconds=doubled(layer.communication_seconds),
+        )
+        for layer in problem.layers
+    )
+    return replace(problem, layers=tuple(layers), device_types=doubled(problem.device_types))
+
+
+def test_a_type_that_is_no_better_than_another_can_make_a_cheaper_plan():
+    # Why the proof leaves out no type that another one dominates: neighbouring stages are of different types.
+    problems = [make_problem(seed, num_layers=6, num_types=2, max_units=64) for seed in range(4)]
+    pairs = [(find_optimum(each), find_optimum(with_twins(each))) for each in problems]
+
+    assert all(twins.cost_usd <= plain.cost_usd * (1 + 1e-9) for plain, twins in pairs)
+    assert any(twins.cost_usd < 0.99 * plain.cost_usd for plain, twins in pairs)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_plan_of_some_types_is_cheaper_than_the_optimum_over_all(seed):
+    problem = make_problem(seed, num_layers=6, num_types=20, max_units=64)
+    cheapest = find_optimum(problem)
+    used = {stage.device_type for stage in cheapest.stages}
+
+    assert find_optimum(problem.of_types(used)).cost_usd == pytest.approx(cheapest.cost_usd, rel=1e-9)
+    for first in range(0, 20, 5):
+        some = problem.of_types(problem.device_type_names[first : first + 5])
+        assert find_optimum(some).cost_usd >= cheapest.cost_usd * (1 - 1e-9)
