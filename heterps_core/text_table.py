@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TypeAlias
 
 WIDTH = 100
@@ -100,8 +101,16 @@ def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ", widt
 
 
 def usd_text(usd: float) -> str:
-    """Return an amount with cents, or where it is small, with three digits that count, as in 0.0123 USD."""
-    return f"{usd:,.2f} USD" if abs(usd) >= 1 or usd == 0 else f"{usd:.3g} USD"
+    """Return an amount with cents, or where it is small, with three digits that count.
+
+    Example:
+        >>> usd_text(1234.5), usd_text(0.0123), usd_text(0.0000504)
+        ('1,234.50 USD', '0.0123 USD', '0.0000504 USD')
+    """
+    if abs(usd) >= 1 or usd == 0:
+        return f"{usd:,.2f} USD"
+    # Fixed, as exponents are read by few.
+    return f"{Decimal(f'{usd:.3g}'):f} USD"
 
 
 def _shown(value: Value, form: str) -> str:
