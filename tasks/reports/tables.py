@@ -55,9 +55,7 @@ def stages_table(report: PlanReport) -> Table:
     if report.provisioning.is_dry_run:
         launched = " + ".join(str(stage.num_replicas) for stage in report.provisioning.launch_stages)
         planned = " + ".join(str(stage.num_replicas) for stage in plan.stages)
-        caption += (
-            f". Trained by {launched} workers here for the plan's {planned}, batches of {report.batch_size:,}"
-        )
+        caption += f". Workers here: {launched} for the plan's {planned}, batches of {report.batch_size:,}"
     trained = dict.fromkeys((f"predicted ({report.trained_where})", "measured"), ".2f")
     return Table(caption=caption, columns={**columns, **trained, "waited": ".0%"}, rows=rows)
 

@@ -199,7 +199,7 @@ def test_a_stage_has_its_layers_machines_price_and_times():
     text = text_of()
     assert "0 0 embedding 1 x c7i.2xlarge (4 x cpu-c7i) 0.4000 10.00 10.00 20.00 20%" in text
     assert "1 1..2 fc1 .. output 1 x g4dn.xlarge (1 x gpu-t4) 0.5000 8.00 8.00 10.00 60%" in text
-    assert "Trained by 1 + 1 workers here for the plan's 4 + 1, batches of 100" in text
+    assert "Workers here: 1 + 1 for the plan's 4 + 1, batches of 100" in text
 
 
 def test_the_bill_and_its_waste_add_up():
