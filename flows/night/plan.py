@@ -171,7 +171,7 @@ class _PlanSearch:
     deadline: Deadline | None
     device_types: Sequence[str]
     others: Sequence[str]
-    """Device types whose machine image is missing; their plans are shown where they cost less."""
+    """Device types without a machine image; their plans are shown where they cost less."""
 
     profiled: ProfiledModel
     offers: Sequence[InstanceOffer]

@@ -46,7 +46,7 @@ class TableDisk:
     """Price of both, for one instance."""
 
     stages: tuple[int, ...] | None = None
-    """Stages whose instances have it; None for all."""
+    """Stages of the instances that have it; None for all."""
 
     def __str__(self) -> str:
         """Say how large and fast it is, for people."""

@@ -146,7 +146,7 @@ def _most_units(bytes_per_s: float) -> int:
 
 
 def replica_disks(problem: SchedulingProblem, evaluation: PlanEvaluation) -> dict[int, ReplicaDisk]:
-    """Return what a replica needs of a volume, for each stage whose rows lie on volumes."""
+    """Return the part of a volume that a replica needs, for each stage with rows on volumes."""
     return {
         index: ReplicaDisk(
             device_type=(name := evaluation.stages[index].stage.device_type),

@@ -129,7 +129,7 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def mean_path(before: ReplicaPath, after: ReplicaPath) -> ReplicaPath:
-    """Return the law whose terms lie between those of two."""
+    """Return the law with terms between those of two."""
     names = ("message_seconds", "peer_seconds", "table_seconds", "byte_seconds", "relative_error")
     return replace(before, **{name: (getattr(before, name) + getattr(after, name)) / 2 for name in names})
 

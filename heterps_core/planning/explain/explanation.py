@@ -94,7 +94,7 @@ class PlanExplanation(JsonDocument):
     """Without each processor and card of the plan, the nearest first."""
 
     not_rentable: OtherPlan | None = None
-    """A cheaper plan with device types whose machine image is missing; None where there is none."""
+    """A cheaper plan with device types that have no machine image; None where there is none."""
 
 
 def default_detail(problem: SchedulingProblem) -> Detail:
@@ -115,7 +115,7 @@ def explain_plan(
 
     Args:
         proven_usd: A cost that no plan undercuts; where the chosen plan reaches it, no cheaper one is searched.
-        not_rentable: A cheaper plan with device types whose machine image is missing.
+        not_rentable: A cheaper plan with device types that have no machine image.
     """
     chosen_usd = evaluate(problem, chosen).cost_usd
     if chosen_usd <= proven_usd * (1 + SAME_COST):

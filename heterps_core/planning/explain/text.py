@@ -91,7 +91,7 @@ def _nearest_lines(explanation: PlanExplanation) -> Iterator[_Line]:
     if other is not None:
         share = _percent_text(ratio(other.extra_usd, explanation.cost_usd, otherwise=0.0))
         saving = f"-{usd_text(-other.extra_usd)} ({share}): {plan_text(other.stages)}"
-        yield "no image", f"with machines whose image is missing (heterps doctor names it), {saving}"
+        yield "no image", f"with machines that have no image (heterps doctor names it), {saving}"
 
 
 def _change_lines(explanation: PlanExplanation) -> Iterator[_Line]:

@@ -120,7 +120,7 @@ class HeldBatches(ReplicaBatches):
 
 
 def _in_tables(batch: ClickBatch, dataset: PreparedDataset, features: FeatureSpec) -> ClickBatch:
-    """Return a batch of a data set whose row indices fit tables of perhaps fewer rows."""
+    """Return a batch of a data set with row indices for tables of perhaps fewer rows."""
     if features.slot_rows == dataset.features.slot_rows or features.dynamic_ids is not None:
         return batch
     return replace(batch, ids=_wrapped(batch.ids, features))

@@ -112,7 +112,7 @@ def test_a_cheaper_plan_of_machines_without_an_image_has_a_line():
 
     text = joined(explanation_text(explain_plan(problem, stages, detail=Detail.SHORT, not_rentable=arm)))
 
-    assert "with machines whose image is missing (heterps doctor names it), -0.0002 USD (-25%)" in text
+    assert "with machines that have no image (heterps doctor names it), -0.0002 USD (-25%)" in text
     assert "all on 3 x cpu-c8g" in text
     assert "nearest without" in text
 
