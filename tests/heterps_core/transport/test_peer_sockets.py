@@ -73,16 +73,15 @@ def lose_one(rank: int, ends: bool, machines: tuple[int, ...]) -> tuple[str, obj
     if rank == 1:
         if ends:
             del sockets
-        else:
-            # Longer than the limit of the others; what they find is not timed.
-            dist.barrier()
+        # Longer than the limit of the others; what they find is not timed.
+        dist.barrier()
         return None
     try:
         sockets.exchange_sized([b"again"] * NUM_MEMBERS)
     except LostWorkerError as error:
         found = (str(error), error.lost)
-    if not ends:
-        dist.barrier()
+    # No other member leaves before all have found the one that is gone.
+    dist.barrier()
     return found
 
 
