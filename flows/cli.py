@@ -57,11 +57,23 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
-    "catalogue": ("device types with prices, and why others are left out", "flows.commands.catalogue"),
-    "profile": ("time each layer of a model here, and estimate other device types", "flows.commands.profile"),
-    "tune": ("search the parameters of a training, into a file for heterps train", "flows.commands.tune"),
-    "plan": ("search the cheapest plan for a problem.json", "flows.commands.plan"),
-    "simulate": ("run a plan's pipeline in simulation, with stragglers if asked", "flows.commands.simulate"),
+    "catalogue": (
+        "device types with prices, and why others are left out",
+        "flows.commands.planning.catalogue",
+    ),
+    "profile": (
+        "time each layer of a model here, estimate other device types",
+        "flows.commands.planning.profile",
+    ),
+    "tune": (
+        "search the parameters of a training, into a file for heterps train",
+        "flows.commands.planning.tune",
+    ),
+    "plan": ("search the cheapest plan for a problem.json", "flows.commands.planning.plan"),
+    "simulate": (
+        "run a plan's pipeline in simulation, with stragglers if asked",
+        "flows.commands.planning.simulate",
+    ),
     "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),
     "check-data": ("hold a new day against the one before", "flows.commands.data.check_data"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.data.make_days"),

@@ -57,6 +57,7 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     """
     workspace = Workspace.locate()
     rented_from = get_provider(asked.provider)
+    check_region(asked.provider, asked.region)
     location = rented_from.run_location(workspace, "check")
     provider_of(workspace, asked.provider, region=asked.region).check_run_directory(location)
     check_model_name(asked.model)
@@ -82,7 +83,6 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
             f"num_threads must be 1 where workers on {cpu_types[0]} may be rented, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
-    check_region(asked.provider, asked.region)
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
     catalogue = catalogue_of(workspace, asked.provider)

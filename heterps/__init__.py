@@ -36,7 +36,7 @@ class Plan:
     """Its `plan` has `stages`, `cost_usd` and `cost_lower_bound_usd`."""
 
     def __str__(self) -> str:
-        from flows.commands.plan import plan_table
+        from flows.commands.planning.plan import plan_table
 
         return plan_table(self.problem, self.result)
 

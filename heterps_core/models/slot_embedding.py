@@ -24,8 +24,8 @@ from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.row_range import shard_rows
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
-from heterps_core.embeddings.sweep_memory import ShardSize
-from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
+from heterps_core.embeddings.swept.sweep_memory import ShardSize
+from heterps_core.embeddings.swept.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.graph_block import LiveTensor
 from heterps_core.transport.shared_memory_link import SharedMemoryLink

@@ -8,7 +8,7 @@ But every row that was updated since it began is marked, and stands in the next 
 are what the table was then (a fuzzy checkpoint, as databases take them; Haerder and Reuter 1983).
 
 Of a table that is larger than memory, changed rows that are on disk are not copied either: the thread reads them, and
-no sweep writes a block before it was there (`embeddings/block_changes.py`).
+no sweep writes a block before it was there (`embeddings/swept/block_changes.py`).
 
 The newest two checkpoints are kept, and the newest that has no file in common with the last, so that one damaged file
 never spoils all.

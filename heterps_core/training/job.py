@@ -90,8 +90,8 @@ def default_dense_learning_rate(model: str) -> float:
 
 
 ROWS_AT_ONCE = 4_096
-"""Rows that a replica reads together, and in whose batches it requests table rows by one message: in batches of 32
-order, keys and copies of rows take 300 microseconds a batch one by one, and 20 in blocks."""
+"""Rows that a replica reads together, with one message that requests their table rows. In batches of 32 order, keys
+and copies of rows take 300 microseconds a batch one by one, and 20 in blocks."""
 
 
 def batches_at_once(num_rows: int) -> int:

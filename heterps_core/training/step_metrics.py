@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
-from heterps_core.embeddings.sweep_memory import SweepCounts
+from heterps_core.embeddings.swept.sweep_memory import SweepCounts
 from heterps_core.json_codec import from_json
 from heterps_core.training.storage.run_directory import PROGRESS, STEPS, USAGE, RunDirectory
 from heterps_core.training.storage.store import StorageUsage

@@ -27,10 +27,10 @@ from torch import Tensor
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_exchange import LookupRows, RowExchange, share_messages
 from heterps_core.embeddings.row_lists import Rows, union_of
-from heterps_core.embeddings.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
-from heterps_core.embeddings.swept_table import SweptTable
+from heterps_core.embeddings.swept.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
+from heterps_core.embeddings.swept.sweep_memory import MOST_BATCHES, NUM_PARTS
+from heterps_core.embeddings.swept.swept_table import SweptTable
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from heterps_core.embeddings.sweep_memory import SweepCounts
+from heterps_core.embeddings.swept.sweep_memory import SweepCounts
 from heterps_core.errors import TrainingError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import ClickQuality

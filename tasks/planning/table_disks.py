@@ -14,7 +14,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.device_types import get_device_type
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
-from heterps_core.embeddings.sweep_memory import MOST_BATCHES, memory_of_batches
+from heterps_core.embeddings.swept.sweep_memory import MOST_BATCHES, memory_of_batches
 from heterps_core.hardware import InstanceOffer
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph

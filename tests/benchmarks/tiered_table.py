@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from heterps_core.embeddings import cold_rows
-from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.row_kernels import row_kernels
-from heterps_core.embeddings.sweep_memory import SWEEPING_THREADS
+from heterps_core.embeddings.swept import cold_rows
+from heterps_core.embeddings.swept.cold_rows import ColdRows
+from heterps_core.embeddings.swept.sweep_memory import SWEEPING_THREADS
 from heterps_core.training.checkpoint import TrainingCursor
 from tests.benchmarks.tiered_training import (
     BATCH_SIZE,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.embeddings.sweep_memory import SweepCounts
+from heterps_core.embeddings.swept.sweep_memory import SweepCounts
 from heterps_core.models.architectures.ctr_dnn import EMBEDDING_DIMENSION
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.checkpoint import TrainingCursor

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flows.cli import COMMANDS, FLOWS, main
-from flows.commands import plan as plan_command
+from flows.commands.planning import plan as plan_command
 from tests.flows.new_process import check_starts_light, ends_of_helps
 from tests.paths import TESTS
 

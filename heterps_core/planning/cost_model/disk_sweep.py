@@ -2,7 +2,7 @@
 
 A replica has all rows of its shard in a file, and goes through it once in n steps, a part beside each window of
 batches: it writes the rows back that are not looked up any more, and gathers those that are coming
-(`embeddings/row_windows.py`). Memory holds the rows of w n steps. With k replicas of a stage, a share h of the rows
+(`swept/row_windows.py`). Memory holds the rows of w n steps. With k replicas of a stage, a share h of the rows
 of its tables used so often that they stay, and C(h) bytes of other rows looked up by a batch (all replicas together),
 
     n(k, h) = (k (U - R) - M - b S - f h S) / (w f C(h)),      ST(k, h) = 2 S / k / d / n(k, h)
@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heterps_core.embeddings.sweep_memory import (
+from heterps_core.embeddings.swept.sweep_memory import (
     BITS_PER_ROW,
     INDEX_BYTES_PER_SLOT,
     NUM_PARTS,

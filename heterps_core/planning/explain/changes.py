@@ -3,18 +3,26 @@
 The cost of a fixed plan is linear in the price of one device type, so the least cost of all plans is a concave
 chain of lines over that price. Its corners are found by walking from line to line: the line of the plan at
 hand is cut with that of a cheaper plan, and the cut is asked again until no plan is cheaper there (Eisner and
-Severance 1976). So a flip is exact, and is the first one.
+Severance 1976). So a flip is exact and the first one, where no search runs out of time (`variants.py`); else a nearer
+one may be missed.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
-from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_floor, with_price_factor
+from heterps_core.planning.explain.variants import (
+    SAME_COST,
+    SECONDS_OF_A_SEARCH,
+    cheapest_plan,
+    with_floor,
+    with_price_factor,
+)
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.optimum import highest_throughput
 from heterps_core.plans.scheduling_plan import Stage
@@ -139,7 +147,9 @@ def price_of_throughput(
             floor_samples_per_s=floor_samples_per_s,
             extra_usd=None,
             stages=(),
-            highest_samples_per_s=highest_throughput(problem),
+            highest_samples_per_s=highest_throughput(
+                problem, deadline=time.process_time() + SECONDS_OF_A_SEARCH
+            ),
         )
     return PriceOfThroughput(
         floor_samples_per_s=floor_samples_per_s,

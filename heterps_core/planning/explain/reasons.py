@@ -77,8 +77,9 @@ def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[
 def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd: float) -> RunnerUp | None:
     """Return the cheapest plan that differs from the optimum in the device type of at least one layer.
 
-    Exact: such a plan avoids the optimum's device type for some layer, and for each layer the cheapest plan that
-    avoids it is found. One such search for each layer, fewer where one of them costs as little as the optimum.
+    Exact where no search runs out of time: such a plan avoids the optimum's device type for some layer, and for each
+    layer the cheapest plan that avoids it is found. One such search for each layer, fewer where one of them costs as
+    little as the optimum.
 
     Returns:
         None where every other placement costs over `FARTHEST_FACTOR` times as much, or breaks a constraint.

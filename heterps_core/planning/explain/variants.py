@@ -16,15 +16,18 @@ SAME_COST = 1e-9
 """Costs that differ by less than this share are equal."""
 
 
-_SECONDS_OF_A_SEARCH = 1.5
+SECONDS_OF_A_SEARCH = 1.5
 """Processor time after which the best plan so far answers a question: an explanation asks dozens, and where caps bind
 each of them may take as long as the plan itself. Over 90 device types a search takes 0.9 s."""
 
 
 def cheapest_plan(problem: SchedulingProblem) -> Optimum | None:
-    """Return the cheapest plan that a short search finds, or None where none keeps the constraints."""
+    """Return the cheapest plan that a short search finds, or None where none keeps the constraints or none was met.
+
+    A plan of a search that its time ended is a plan at its cost; a cheaper one may have been missed.
+    """
     try:
-        return find_optimum(problem, seconds=_SECONDS_OF_A_SEARCH)
+        return find_optimum(problem, seconds=SECONDS_OF_A_SEARCH)
     except InfeasiblePlanError:
         return None
 

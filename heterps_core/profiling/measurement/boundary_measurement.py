@@ -11,15 +11,14 @@ import time
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from heterps_core.compute_device import one_torch_thread
-from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.layer_profile import BoundaryCost
+from heterps_core.profiling.measurement.profiling_input import plain_batch
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, close, connect_neighbours
@@ -102,11 +101,7 @@ def _step_seconds(halves: _Halves, stages: tuple[Stage, ...], place: StagePlace)
     )
     model = build_stage_model(halves.model, _FEATURES, config, stages, place)
     runner = StageRunner(model, config, place)
-    batch = ClickBatch.from_numpy(
-        np.zeros((num_rows, 1), dtype=np.float32),
-        np.arange(num_rows).reshape(-1, 1) % _FEATURES.total_rows,
-        np.zeros(num_rows, dtype=np.float32),
-    )
+    batch = plain_batch(_FEATURES, num_rows=num_rows)
     microbatches = [MicroBatch(num_rows, batch)] * NUM_MICROBATCHES
     marks_s = []
     for step in range(WARMUP_STEPS + NUM_ROUNDS * STEPS_PER_ROUND + 1):

@@ -132,6 +132,15 @@ def _wrapped(ids: torch.Tensor, features: FeatureSpec) -> torch.Tensor:
     return torch.where(ids > MISSING_ROW, 1 + (ids - 1) % torch.from_numpy(last_rows), ids)
 
 
+def plain_batch(features: FeatureSpec, *, num_rows: int) -> ClickBatch:
+    """Return a batch of zeros that looks up the rows of one slot in turn."""
+    return ClickBatch.from_numpy(
+        np.zeros((num_rows, features.num_dense), dtype=np.float32),
+        np.arange(num_rows).reshape(-1, 1) % features.total_rows,
+        np.zeros(num_rows, dtype=np.float32),
+    )
+
+
 def _zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draw ids [B, K] by Zipf's law with exponent 1: the r-th most frequent value has weight 1 / r.
 

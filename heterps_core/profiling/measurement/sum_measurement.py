@@ -9,15 +9,14 @@ from __future__ import annotations
 import statistics
 import time
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from heterps_core.compute_device import CPU, one_torch_thread
-from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.layer_profile import SumCost
+from heterps_core.profiling.measurement.profiling_input import plain_batch
 from heterps_core.training.gradients.gradient_sum import GradientSum
 from heterps_core.training.job import TrainingConfig
 from heterps_core.training.pipeline.stage_model import build_stage_model
@@ -63,11 +62,7 @@ def _sum_seconds(place: StagePlace, hidden_widths: tuple[int, ...]) -> tuple[flo
     model = build_stage_model(name, _FEATURES, config, [whole])
     parameters = [each for layer in model.layers.values() for each in layer.parameters()]
     runner, gradient_sum = StageRunner(model, config), GradientSum(parameters, place)
-    batch = ClickBatch.from_numpy(
-        np.zeros((_NUM_ROWS, _FEATURES.num_dense), dtype=np.float32),
-        np.arange(_NUM_ROWS).reshape(-1, 1) % _FEATURES.total_rows,
-        np.zeros(_NUM_ROWS, dtype=np.float32),
-    )
+    batch = plain_batch(_FEATURES, num_rows=_NUM_ROWS)
     loss, seconds = torch.zeros(()), []
     for _ in range(_NUM_SUMS):
         for _ in runner.train_step([MicroBatch(_NUM_ROWS, batch)]):

@@ -14,8 +14,8 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.embeddings.sweep_memory import SweepCounts, slots_by_table
-from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
+from heterps_core.embeddings.swept.sweep_memory import SweepCounts, slots_by_table
+from heterps_core.embeddings.swept.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import build_chain
 from heterps_core.models.slot_embedding import SlotEmbedding

@@ -20,7 +20,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.embeddings import cold_rows
+from heterps_core.embeddings.swept import cold_rows
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import export_model
 from heterps_core.training import checkpoint_writer

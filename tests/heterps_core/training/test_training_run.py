@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from heterps_core.embeddings.sweep_memory import SweepCounts
+from heterps_core.embeddings.swept.sweep_memory import SweepCounts
 from heterps_core.errors import TrainingError
 from heterps_core.training.step_metrics import ProcessReport, StepMetrics, write_process_report
 from heterps_core.training.storage.run_directory import RunDirectory

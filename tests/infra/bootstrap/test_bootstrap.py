@@ -183,7 +183,7 @@ def test_a_node_lives_as_long_as_its_lease_is_renewed(short_lease, tmp_path):
 
 
 def rented(environment, tmp_path, **commands):
-    """The same on a rented machine, whose shutdown is only written down; without disks of its own, if none are given.
+    """The same on a rented machine, which only writes its shutdown down; without disks of its own, if none are given.
 
     Args:
         commands: Shell scripts in place of the machine's commands.

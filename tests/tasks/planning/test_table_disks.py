@@ -10,7 +10,7 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS
-from heterps_core.embeddings.sweep_memory import slots_by_table
+from heterps_core.embeddings.swept.sweep_memory import slots_by_table
 from heterps_core.models.chain import build_chain
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type

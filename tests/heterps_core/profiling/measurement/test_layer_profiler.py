@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from flows.commands import profile as command
+from flows.commands.planning import profile as command
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset

@@ -51,7 +51,7 @@ FACTORIES = {
 
 PACKAGE = Path(heterps_core.__file__).parent
 STAGE_FILES = [
-    *sorted((PACKAGE / "embeddings").glob("*.py")),
+    *sorted((PACKAGE / "embeddings").rglob("*.py")),
     *(
         PACKAGE / "training" / f"{name}.py"
         for name in (

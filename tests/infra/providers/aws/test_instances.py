@@ -186,8 +186,8 @@ def test_a_missing_image_is_reported_with_the_command_that_makes_or_names_it(cli
     (made,) = AwsEc2Provider(client).missing_images().values()
     assert f"none in {REGION} whose name matches heterps-node-*" in made
     assert f"aws ec2 create-image --region {REGION} --instance-id ID --name heterps-node-arm64" in made
-    (told,) = AwsEc2Provider(client, MachineSettings(image_ids=(named,))).missing_images().values()
-    assert told.endswith(f"HETERPS_AWS_IMAGE names {named} alone; add the id of an arm64 image to it")
+    (way_out,) = AwsEc2Provider(client, MachineSettings(image_ids=(named,))).missing_images().values()
+    assert way_out.endswith(f"HETERPS_AWS_IMAGE names {named} alone; add the id of an arm64 image to it")
     monkeypatch.setattr(queries, "IMAGE_NAME_PATTERN", "no-such-*")
     assert AwsEc2Provider(client).missing_images().keys() == {"x86_64", "arm64"}
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from heterps_core.data.features import NO_ID
-from heterps_core.embeddings import cold_rows
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.row_optimizers import ROW_OPTIMIZERS, RowWiseAdagrad
-from heterps_core.embeddings.row_windows import RowWindow, WindowLength
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.embeddings.sweep_memory import NUM_PARTS
-from heterps_core.embeddings.swept_table import ColdRowsPlace, SweptTable
+from heterps_core.embeddings.swept import cold_rows
+from heterps_core.embeddings.swept.row_windows import RowWindow, WindowLength
+from heterps_core.embeddings.swept.sweep_memory import NUM_PARTS
+from heterps_core.embeddings.swept.swept_table import ColdRowsPlace, SweptTable
 from heterps_core.errors import TrainingError
 
 NUM_ROWS, DIMENSION, NUM_COLUMNS, MOST_ROWS = 9_001, 4, 6, 300

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_core.embeddings.row_lists import Indices, Rows, RowSet, Slots, union_of, values_at
-from heterps_core.embeddings.sweep_memory import MOST_BATCHES, NUM_PARTS
+from heterps_core.embeddings.swept.sweep_memory import MOST_BATCHES, NUM_PARTS
 
 BATCHES_AHEAD = MOST_BATCHES - 1
 """After so many windows memory holds nothing of one any more."""

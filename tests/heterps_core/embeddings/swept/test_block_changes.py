@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from heterps_core.embeddings.block_changes import BlockChanges
+from heterps_core.embeddings.swept.block_changes import BlockChanges
 
 NUM_BLOCKS, ROWS_PER_BLOCK = 6, 16
 

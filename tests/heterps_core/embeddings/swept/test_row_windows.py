@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heterps_core.embeddings.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
-from heterps_core.embeddings.sweep_memory import NUM_PARTS
+from heterps_core.embeddings.swept.row_windows import BATCHES_AHEAD, RowWindow, WindowLength, WindowPlan
+from heterps_core.embeddings.swept.sweep_memory import NUM_PARTS
 
 NUM_ROWS, NUM_SLOTS = 4_000, 700
 PARTS = np.array([0, 1_000, 2_000, 3_000, NUM_ROWS])

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
-from heterps_core.embeddings.cold_rows import rows_per_block
+from heterps_core.embeddings.swept.cold_rows import rows_per_block
 from heterps_core.errors import ConfigurationError
 from heterps_core.units import BYTES_PER_FLOAT32
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from flows.cli import main
-from flows.commands.catalogue import add_arguments, run
+from flows.commands.planning.catalogue import add_arguments, run
 from heterps_core.errors import UnknownNameError
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT
 

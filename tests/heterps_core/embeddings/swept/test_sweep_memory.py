@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from heterps_core.embeddings.sweep_memory import ShardSize, memory_of_batches, slots_by_table
+from heterps_core.embeddings.swept.sweep_memory import ShardSize, memory_of_batches, slots_by_table
 from heterps_core.errors import ConfigurationError
 
 

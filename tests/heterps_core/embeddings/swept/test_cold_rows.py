@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from heterps_core.data.batch import ClickBatch
-from heterps_core.embeddings.cold_rows import ColdRows
+from heterps_core.embeddings.swept.cold_rows import ColdRows
 from heterps_core.errors import ConfigurationError, TrainingError
 from heterps_core.training.pipeline.stage_runner import MicroBatch
 from heterps_core.training.swept_batches import _BatchFile

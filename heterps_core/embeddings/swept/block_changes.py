@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heterps_core.embeddings.block_rows import InMemory, move_marks
+from heterps_core.embeddings.swept.block_rows import InMemory, move_marks
 
 Places = npt.NDArray[Any]
 

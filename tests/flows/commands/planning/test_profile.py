@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.commands.profile import _profile_table, _write_profiles, add_arguments, run
+from flows.commands.planning.profile import _profile_table, _write_profiles, add_arguments, run
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.profiling import profile_cache
 from tests.heterps_core.profiling.builders import make_profile

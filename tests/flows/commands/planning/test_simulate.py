@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from flows.cli import main
-from flows.commands import simulate as command
+from flows.commands.planning import simulate as command
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate

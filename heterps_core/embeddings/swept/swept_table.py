@@ -25,17 +25,17 @@ from torch import Tensor
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import NO_ID
-from heterps_core.embeddings.block_changes import BlockChanges
-from heterps_core.embeddings.block_rows import NOTHING, change_of, write_slots
-from heterps_core.embeddings.cold_rows import ColdRows
 from heterps_core.embeddings.initial_rows import blocks_of, initial_rows
 from heterps_core.embeddings.row_exchange import LookupRows, RowExchange
 from heterps_core.embeddings.row_lists import Slots, copy_records
 from heterps_core.embeddings.row_optimizers import State
 from heterps_core.embeddings.row_range import RowRange
-from heterps_core.embeddings.row_windows import RowWindow, WindowPlan
 from heterps_core.embeddings.sharded_table import ShardedTable
-from heterps_core.embeddings.sweep_memory import (
+from heterps_core.embeddings.swept.block_changes import BlockChanges
+from heterps_core.embeddings.swept.block_rows import NOTHING, change_of, write_slots
+from heterps_core.embeddings.swept.cold_rows import ColdRows
+from heterps_core.embeddings.swept.row_windows import RowWindow, WindowPlan
+from heterps_core.embeddings.swept.sweep_memory import (
     NUM_PARTS,
     PARTS_OF_MEMORY,
     SWEEPING_THREADS,

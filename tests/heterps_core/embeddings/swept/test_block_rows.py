@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from heterps_core.embeddings.block_rows import NOTHING, change_of, move_marks, write_slots
+from heterps_core.embeddings.swept.block_rows import NOTHING, change_of, move_marks, write_slots
 
 pytestmark = pytest.mark.usefixtures("compiled_or_numpy")
 

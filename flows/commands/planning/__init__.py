@@ -1,0 +1,1 @@
+"""Commands around plans: machines, times, searches and simulations."""

@@ -1,0 +1,1 @@
+"""Tables on disk, swept in order: rows in blocks, the part of them in memory, and their changes."""
