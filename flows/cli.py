@@ -58,22 +58,13 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
     "catalogue": (
-        "device types with prices, and why others are left out",
+        "device types with prices, and why others are not there",
         "flows.commands.planning.catalogue",
     ),
-    "profile": (
-        "time each layer of a model here, estimate other device types",
-        "flows.commands.planning.profile",
-    ),
-    "tune": (
-        "search the parameters of a training, into a file for heterps train",
-        "flows.commands.planning.tune",
-    ),
+    "profile": ("time the layers of a model, estimate other device types", "flows.commands.planning.profile"),
+    "tune": ("search the parameters of a training, into a file", "flows.commands.planning.tune"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.planning.plan"),
-    "simulate": (
-        "run a plan's pipeline in simulation, with stragglers if asked",
-        "flows.commands.planning.simulate",
-    ),
+    "simulate": ("simulate a plan's pipeline, with stragglers if asked", "flows.commands.planning.simulate"),
     "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),
     "check-data": ("hold a new day against the one before", "flows.commands.data.check_data"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.data.make_days"),
