@@ -119,6 +119,8 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
                 sum_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
                 boundary_seconds=float(10 ** random.uniform(-4, -2)),
                 boundary_seconds_per_byte=float(10 ** random.uniform(-10, -8.5)),
+                later_reading_seconds=float(10 ** random.uniform(-4, -2)),
+                later_reading_seconds_per_sample=float(10 ** random.uniform(-7, -5)),
             )
             for name, unit in problem.device_types.items()
         },

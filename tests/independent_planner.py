@@ -45,6 +45,8 @@ class _Work:
     num_boundaries: int
     crossing_bytes: float
     """Of a sample, both directions and boundaries."""
+    reads_later: bool
+    """It is not the first stage, and has tables or the labels."""
     reading: float
 
 
@@ -85,6 +87,9 @@ def _trainers_seconds(
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
     computing += m * work.num_boundaries * unit.boundary_seconds
     computing += work.crossing_bytes * problem.batch_size / pace * unit.boundary_seconds_per_byte
+    if work.reads_later:
+        computing += unit.later_reading_seconds
+        computing += problem.batch_size / pace * unit.later_reading_seconds_per_sample
     links = work.across * samples / pace + elsewhere * work.summing * samples
     seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
     seconds = np.maximum(seconds, work.reading * samples / pace)
@@ -134,6 +139,8 @@ class CandidateStages:
                     gradient_bytes=sum(layer.exchanged_bytes for layer in inside if not layer.is_sharded),
                     num_boundaries=(first > 0) + (last + 1 < len(layers)),
                     crossing_bytes=2 * cut,
+                    reads_later=first > 0
+                    and (last + 1 == len(layers) or any(layer.is_sharded for layer in inside)),
                     reading=sum(layer.reading_seconds.get(name, 0.0) for layer in inside),
                 )
                 if problem.step_model is StepModel.PAPERS:

@@ -29,6 +29,8 @@ _PROCESSOR_TIMES = (
     "sum_seconds_per_byte",
     "boundary_seconds",
     "boundary_seconds_per_byte",
+    "later_reading_seconds",
+    "later_reading_seconds_per_sample",
 )
 """Fields of a unit."""
 

@@ -117,6 +117,7 @@ def _stage_table(
         work_seconds = communication_scale * row_bytes * [unit.exchange_seconds_per_byte for unit in units]
         gradient_bytes = sums([layer.exchanged_bytes * (not layer.is_sharded) for layer in layers])[:, None]
         num_boundaries = 2.0 - (first == 0) - (last == problem.num_layers - 1)
+        reads_later = ((first > 0) & ((num_tables > 0) | (last == problem.num_layers - 1)))[:, None]
         trainer = TrainerTerms(
             fixed_seconds=rows_seconds * (1 - communication_fraction)
             + 2 * gradient_bytes * [unit.sum_seconds_per_byte for unit in units],
@@ -132,10 +133,12 @@ def _stage_table(
             * by_type(lambda layer, name: layer.communication_seconds[name] * (not layer.is_sharded)),
             boundary_fixed_seconds=num_microbatches
             * num_boundaries[:, None]
-            * [unit.boundary_seconds for unit in units],
+            * [unit.boundary_seconds for unit in units]
+            + reads_later * [unit.later_reading_seconds for unit in units],
             boundary_shared_seconds=scale
             * crossing_bytes[:, None]
-            * [unit.boundary_seconds_per_byte for unit in units],
+            * [unit.boundary_seconds_per_byte for unit in units]
+            + problem.batch_size * reads_later * [unit.later_reading_seconds_per_sample for unit in units],
             reading_seconds=scale * by_type(lambda layer, name: layer.reading_seconds.get(name, 0.0)),
             single_replica_communicates=problem.single_replica_communicates,
             microbatch_rows=problem.batch_size // num_microbatches,

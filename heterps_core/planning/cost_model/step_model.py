@@ -9,7 +9,7 @@ not drain between steps. A worker exchanges embedding rows with nothing else bes
 boundaries and the sum of a batch's gradients travel while it computes:
 
     ET(k) = max(XT(k) + max(CT(k), YT(k) + AT(k)), IT(k))
-    CT(k) = OCT (m (1 - alpha) + alpha s / k) + m b H + C V / k
+    CT(k) = OCT (m (1 - alpha) + alpha s / k) + m b H + C V / k + r (J + K B / k)
     YT(k) = Y s / k
     XT(k) = ((k - 1) / k  E + W) (1 - beta + beta s / k) + F (2 + c / k) + P (2 (k - 1) + c) + G t + ST(k),
             with c = B / 4,096, for k > 1, else 0
@@ -26,7 +26,8 @@ requests of rows, which is more than it has where c > k (`profiling/replica_path
 takes G, and to find, copy and add up rows takes W, beside the time E of the link. A ring sums the D bytes of dense
 gradients once a step, which takes the processor Z for each peer and Q for each byte that is sent. Each of its b
 boundaries takes the processor H for a micro-batch and V for each of the C bytes that cross both in a batch, there and
-back (`profiling/boundary_measurement.py`). A stage between two others may fetch rows twice, which is not counted.
+back (`profiling/boundary_measurement.py`). A later stage that looks up rows, or knows the labels, has r = 1: finding
+its rows takes a replica J a batch and K a row. A stage between two others may fetch rows twice, which is not counted.
 Where a problem says that a single replica communicates, the factor (k - 1) / k, the share of a replica's traffic that
 goes to another one, is left out, and XT(1) has F, P, G, W and Q too. Replicas have whole rows of a micro-batch, and
 the one with most of them sets the pace: k stands for R / ceil(R / k), with R = B / m.

@@ -55,10 +55,10 @@ class TrainerTerms:
 
     sum_seconds: Floats
     boundary_fixed_seconds: Floats
-    """m b H."""
+    """m b H + r J."""
 
     boundary_shared_seconds: Floats
-    """C V, on one unit."""
+    """C V + r K B, on one unit."""
 
     reading_seconds: Floats
     """I s: IT on one unit."""
@@ -82,7 +82,7 @@ class TrainerTerms:
         return np.asarray(crossing + work * exchanges)
 
     def boundary_seconds(self, num_replicas: Floats) -> Floats:
-        """Return the processor time that boundaries add to CT(k), elementwise."""
+        """Return the processor time that boundaries and reading after the first stage add to CT(k), elementwise."""
         return self.boundary_fixed_seconds + self.boundary_shared_seconds / num_replicas
 
     def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:

@@ -22,6 +22,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     is_cpu,
 )
 from heterps_core.profiling.layer_profile import NO_COST, NO_SUM_COST, LayerProfile, LayerTiming
+from heterps_core.units import MS_PER_S
 
 ROUND_TRIP_MESSAGES = 4
 """Messages of an embedding for one batch: counts, row indices and rows on the way forward, gradients back."""
@@ -108,6 +109,8 @@ def unit_type(
         sum_seconds_per_byte=gradient_sum.byte_seconds,
         boundary_seconds=boundary.microbatch_seconds,
         boundary_seconds_per_byte=boundary.byte_seconds,
+        later_reading_seconds=has_workers * profile.reading.batch_ms / MS_PER_S,
+        later_reading_seconds_per_sample=has_workers * profile.reading.row_ms / MS_PER_S,
     )
 
 

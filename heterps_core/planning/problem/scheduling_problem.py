@@ -175,6 +175,13 @@ class UnitType(JsonDocument):
     boundary_seconds_per_byte: NotNegative = 0.0
     """The same for each byte that the replica sends or receives there."""
 
+    later_reading_seconds: NotNegative = 0.0
+    """Processor time of a replica of a later stage than the first for finding its rows of a training batch, whatever
+    their number: for the ids of its tables, or the labels in the last stage. By the trainer's step alone."""
+
+    later_reading_seconds_per_sample: NotNegative = 0.0
+    """The same for each row of the replica."""
+
     @property
     def usable_bytes(self) -> float:
         """What state may fill; below 0 where not even the worker fits."""

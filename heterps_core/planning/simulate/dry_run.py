@@ -111,8 +111,7 @@ def dry_run_problem(
     Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
     Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and each layer's seconds are
     k times those of one replica. What crosses between stages and among replicas lies in memory, which costs processor
-    time alone. A stage with an embedding also reads the input rows, and the last stage its labels in about the same
-    time.
+    time alone.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -126,16 +125,11 @@ def dry_run_problem(
     names = [f"{profile.device_type}-stage-{index}" for index in range(len(stages))]
     crowding = profile.crowding if sum(stage.num_replicas for stage in stages) > 1 else 1.0
     replicas = [each.num_replicas for each in stages for _ in range(each.first_layer, each.last_layer + 1)]
-    reading_seconds = {
-        stage.first_layer: profile.reading.seconds(
-            profile.batch_size,
-            num_batches=stage.num_replicas * profile.update_share(batch_size),
-            decoded_share=decoded_share,
-        )
-        for stage in stages
-        if stage is stages[-1]
-        or any(layer.is_sharded for layer in graph.layers[stage.first_layer : stage.last_layer + 1])
-    }
+    reading_seconds = profile.reading.seconds(
+        profile.batch_size,
+        num_batches=stages[0].num_replicas * profile.update_share(batch_size),
+        decoded_share=decoded_share,
+    )
     layers = tuple(
         LayerCosts(
             name=layer.name,
@@ -153,7 +147,7 @@ def dry_run_problem(
                     batch_size=batch_size,
                     num_microbatches=num_microbatches,
                 )
-                + reading_seconds.get(index, 0.0),
+                + reading_seconds * (index == 0),
             ),
             communication_seconds=dict.fromkeys(names, 0.0),
             exchanged_bytes=_shared_bytes(layer, profile.batch_size),
@@ -183,6 +177,8 @@ def dry_run_problem(
                 sum_seconds_per_byte=profile.memory_sum.byte_seconds,
                 boundary_seconds=profile.memory_boundary.microbatch_seconds,
                 boundary_seconds_per_byte=profile.memory_boundary.byte_seconds,
+                later_reading_seconds=profile.reading.batch_ms / MS_PER_S,
+                later_reading_seconds_per_sample=profile.reading.row_ms / MS_PER_S,
             )
             for name, stage in zip(names, stages, strict=True)
         },

@@ -162,6 +162,10 @@ def _in_memory(
     num_boundaries = (stage.first_layer > 0) + (stage.last_layer < problem.num_layers - 1)
     messages = m * num_boundaries * unit.boundary_seconds
     messages += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte
+    is_last = stage.last_layer == problem.num_layers - 1
+    if stage.first_layer and (is_last or any(layer.is_sharded for layer in layers)):
+        messages += unit.later_reading_seconds
+        messages += problem.batch_size / k * unit.later_reading_seconds_per_sample
     return (
         work * (m * (1 - alpha) + alpha * scale / k) + messages,
         crossing * rows * (1 - beta + beta * scale / k) + handling,

@@ -78,6 +78,10 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
         computing * (m * (1 - alpha) + alpha * samples / k) + m * num_boundaries * unit.boundary_seconds
     )
     on_worker += 2 * problem.batch_size * cut_bytes / k * unit.boundary_seconds_per_byte
+    needs_labels = stage.last_layer == problem.num_layers - 1
+    if stage.first_layer > 0 and (needs_labels or any(layer.is_sharded for layer in layers)):
+        on_worker += unit.later_reading_seconds
+        on_worker += problem.batch_size / k * unit.later_reading_seconds_per_sample
     to_others = 1.0 if problem.single_replica_communicates else 1 - 1 / k
     if any(layer.is_sharded for layer in layers):
         requests = problem.batch_size / 4096

@@ -64,7 +64,8 @@ def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_p
     path = ReplicaPath(
         message_seconds=2e-4, peer_seconds=5e-5, table_seconds=4e-4, byte_seconds=6e-10, relative_error=0.1
     )
-    profile = replace(make_profile(), measured_replica_path=path)
+    reading = RowReading(batch_ms=100.0, row_ms=1.0)
+    profile = replace(make_profile(), measured_replica_path=path, reading=reading)
     problems = {
         model: build(
             {"local-cpu": profile},
@@ -91,6 +92,8 @@ def test_the_trainers_step_charges_messages_and_bytes_to_the_processor_and_the_p
     assert (found.exchange_seconds_per_table, found.exchange_seconds_per_byte) == (4e-4, 6e-10)
     assert (found.boundary_seconds, found.boundary_seconds_per_byte) == (0.004, 2e-6)
     assert (found.sum_seconds_per_peer, found.sum_seconds_per_byte) == (0.003, 3e-6)
+    assert found.later_reading_seconds == pytest.approx(0.1)
+    assert found.later_reading_seconds_per_sample == pytest.approx(0.001)
     assert [layer.exchanged_bytes for layer in layers[StepModel.TRAINER]] == [3_000, 1_000]
     assert layers[StepModel.TRAINER][0].communication_seconds == {"local-cpu": pytest.approx(0.3)}
     assert (units[StepModel.PAPERS].exchange_seconds, units[StepModel.PAPERS].boundary_seconds) == (0, 0)
