@@ -22,10 +22,10 @@ from prefect.runtime import flow_run as current_flow_run
 from flows.parameter_model import takes
 from flows.service.schedule import COMPARE_SCHEDULERS
 from heterps_core.errors import ConfigurationError
+from heterps_core.machine import num_cores
 from heterps_core.models import PAPER_MODELS
 from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from heterps_core.planning.search.schedulers import SCHEDULERS
-from heterps_core.profiling.machine import num_cores
 from heterps_core.training.job import default_batch_size
 from infra.workspace import Workspace
 from tasks.comparison import FoundPlan, Terms, compare, load_problems, problems_of_models, profiled_job

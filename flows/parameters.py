@@ -124,7 +124,8 @@ class _ModelParameters(SourceParameters):
     """Optimizer of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
 
     precision: Annotated[str, OneOf("precision", job.PRECISIONS)] = ENGINE["precision"]
-    """Number format in which dense layers multiply: float32 or bfloat16. Parameters are float32 in both."""
+    """Number format in which dense layers multiply: float32; or bfloat16, where the hardware has units for it.
+    Parameters are float32 in both."""
 
     wire_dtype: Annotated[str, OneOf("wire dtype", job.WIRE_DTYPES)] | None = None
     """Number format in which activations and gradients cross between stages, and table rows and theirs between

@@ -15,9 +15,13 @@ import torch
 from torch import Tensor
 
 from heterps_core.errors import ConfigurationError
+from heterps_core.machine import multiplies_bfloat16
 from heterps_core.units import BYTES_PER_GIB
 
 CPU = torch.device("cpu")
+
+_FIRST_WITH_BFLOAT16 = (8, 0)
+"""Least compute capability of cards with units for bfloat16 (NVIDIA CUDA C++ Programming Guide, Ampere)."""
 
 
 def host_buffer(*shape: int, near: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -34,6 +38,19 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and tensor.device.type == "cpu" and tensor.numel():
         return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def precision_on(device: torch.device, precision: str) -> str:
+    """Return the precision in which layers multiply on a device, one of `PRECISIONS`.
+
+    A device without units for bfloat16 multiplies in float32: products of bfloat16 took 1.5 times as long there
+    (docs/log/2026-11.md).
+    """
+    if device.type == "cuda":
+        has_units = torch.cuda.get_device_capability(device) >= _FIRST_WITH_BFLOAT16
+    else:
+        has_units = multiplies_bfloat16()
+    return precision if has_units else "float32"
 
 
 def use_all_cores() -> None:

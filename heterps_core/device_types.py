@@ -28,16 +28,16 @@ TOLERANCE = 0.1
 """Largest relative difference between units of one device type."""
 
 NETWORK_STEP = 4.0
-"""Sizes with so many times the network of the least size carry a further type: a dense tower on a T4 can eat four
-times what the network of the smallest host brings it."""
+"""Sizes with this many times the network of the smallest host are a further type: a dense tower on a T4 can consume
+four times the data that the smallest host's network delivers."""
 
 _ROUNDING = 0.99
-"""Bandwidths are published in whole Mbit/s, so a share may come out a little short."""
+"""Bandwidths are published in whole Mbit/s, so a share may be slightly below the exact value."""
 
 _MBIT_PER_GBIT = 1_000
 
 _S_PER_MB_PER_S_PER_TB = 1e-6
-"""1 MB/s for each TB, as a share of the size in a second."""
+"""1 MB/s for each TB: the share of a disk's size that it moves in a second."""
 
 _PUBLISHED = Path(__file__).with_name("published")
 _TABLE = _PUBLISHED / "instance_types_2026-07-20.csv.gz"
@@ -56,7 +56,7 @@ class _Processor:
     clock_hz: float | None = None
     architecture: str = "x86_64"
     sources: Mapping[str, str]
-    """Data sheets of the figures: flops, memory and, where it has a peak, bf16."""
+    """Sources of the figures: flops, memory and, where it has a peak, bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +65,13 @@ class _Card:
 
     families: tuple[str, ...]
     accelerator_name: str | None = None
-    """In the table of instance types, where it is not the name of the card."""
+    """Name in the table of instance types, where it differs from the card's."""
 
     peak_fp32_flops_per_s: float
     peak_bf16_flops_per_s: float | None = None
     memory_bandwidth_bytes_per_s: float
     sources: Mapping[str, str]
-    """Data sheets of the figures: flops, memory and, where it has a peak, bf16."""
+    """Sources of the figures: flops, memory and, where it has a peak, bf16."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,7 @@ class _LocalDisks:
 
     @property
     def bytes_per_s_per_byte(self) -> float:
-        """Speed of reading and writing by turns as many bytes each, which sweeps do, for each byte of the size."""
+        """Speed of sweeps, which read and write equal numbers of bytes in turns, for each byte of the size."""
         return _S_PER_MB_PER_S_PER_TB * 2 / (1 / self.read_mb_per_s_per_tb + 1 / self.write_mb_per_s_per_tb)
 
 
@@ -107,7 +107,7 @@ class _Size(NamedTuple):
     clock_hz: float
     local_disk_bytes: float
     local_disk_bytes_per_s: float
-    """0 where no figures of the family are published."""
+    """0 where the family has no published figures."""
 
 
 class _Core(NamedTuple):
@@ -122,7 +122,7 @@ class _Core(NamedTuple):
 
     @classmethod
     def of(cls, size: _Size, processor: _Processor) -> _Core:
-        """Return a core of an instance; a bandwidth that is not published is no bound."""
+        """Return the share of one core in an instance; an unpublished bandwidth is infinite."""
         instance, cores = size.instance, size.instance.vcpus // processor.vcpus_per_core
         return cls(
             clock_hz=processor.clock_hz or size.clock_hz,
@@ -175,7 +175,7 @@ def in_markets(device_types: Sequence[str], markets: Sequence[Market]) -> list[s
 
 
 def matching(patterns: Sequence[str]) -> list[str]:
-    """Return the names of device types that match patterns of a shell; a text without a match stays.
+    """Return the names of device types that match shell patterns; a pattern without a match stays as it is.
 
     Example:
         >>> matching(["gpu-t4*", "cpu-c7i", "gpu-t5"])
@@ -186,7 +186,7 @@ def matching(patterns: Sequence[str]) -> list[str]:
 
 
 def hardware_of(device_type: str) -> str:
-    """Return the processor or card of a device type; of one that is in no table, its name.
+    """Return the processor or card of a device type; its own name where no table has it.
 
     Example:
         >>> hardware_of("gpu-t4-20gbit-spot"), hardware_of("cpu-r6in"), hardware_of("cpu")
@@ -199,7 +199,7 @@ def hardware_of(device_type: str) -> str:
 
 
 def left_out() -> dict[str, str]:
-    """Return the instance families without a device type, and the reason of each."""
+    """Return each instance family without a device type, with its reason."""
     reasons = {family: reason for reason, families in HARDWARE.left_out.items() for family in families}
     used = {family for each in DEVICE_TYPES.values() for family in each.instance_families}
     known = {family_of(row["instance_type"]) for row in _rows()}

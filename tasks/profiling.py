@@ -13,7 +13,7 @@ from typing import Any
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
-from heterps_core.device_types import get_device_type
+from heterps_core.device_types import get_device_type, hardware_of
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
@@ -21,7 +21,6 @@ from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.machine import multiplies_bfloat16
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import local_profiles, with_estimates
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
@@ -213,7 +212,6 @@ def profile_layers(
     request = _profile_request(
         clicks.open(), model=model, batch_size=batch_size, known_as=known_as, **trained_with
     )
-    _warn_of_precision(request.precision, device_types)
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
@@ -222,8 +220,10 @@ def profile_layers(
     )
     profiles = with_estimates(graph, large_profile, device_types)
     measured = _measured_device_types(workspace, large_request, graph, device_types)
-    for name, kept in measured.items():
-        profiles[name] = kept.in_place_of(profiles[name])
+    for name in device_types:
+        kept = measured.get(name) or _measured_sibling(measured, name)
+        if kept is not None:
+            profiles[name] = kept.in_place_of(profiles[name])
     return ProfiledModel(
         graph=graph,
         local_profile=local_profile,
@@ -234,22 +234,6 @@ def profile_layers(
     )
 
 
-def _warn_of_precision(precision: str, device_types: Sequence[str]) -> None:
-    """Log where a precision multiplies slower than float32."""
-    if precision != "bfloat16":
-        return
-    slow = [] if multiplies_bfloat16() else ["this machine"]
-    slow += [name for name in device_types if get_device_type(name).peak_bf16_flops_per_s is None]
-    if len(slow) > _MOST_NAMES:
-        slow = [f"{len(slow)} device types"]
-    if slow:
-        log_step(
-            "precision",
-            f"bfloat16 is slower than float32 on {', '.join(slow)}, which have no instruction for it (amx_bf16, "
-            "avx512_bf16); leave precision out there",
-        )
-
-
 def _measured_device_types(
     workspace: Workspace, request: ProfileRequest, graph: ModelGraph, device_types: Sequence[str]
 ) -> dict[str, DeviceProfile]:
@@ -257,6 +241,17 @@ def _measured_device_types(
     cache, now = DeviceProfileCache(workspace.profiles_directory), datetime.now(UTC)
     found = {name: cache.find(request, graph, device_type=name, now=now) for name in device_types}
     return {name: kept for name, kept in found.items() if kept is not None}
+
+
+def _measured_sibling(measured: Mapping[str, DeviceProfile], name: str) -> DeviceProfile | None:
+    """Return a measurement of another device type with the same processor or card, scaled by the peaks of the two."""
+    kept = next((kept for other, kept in measured.items() if hardware_of(other) == hardware_of(name)), None)
+    if kept is None:
+        return None
+    factor = (
+        get_device_type(kept.device_type).peak_fp32_flops_per_s / get_device_type(name).peak_fp32_flops_per_s
+    )
+    return replace(kept, profile=kept.profile.scaled(factor))
 
 
 def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id: str) -> None:

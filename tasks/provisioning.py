@@ -12,12 +12,12 @@ from pathlib import Path
 from heterps_core.device_types import DEVICE_TYPES, get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, InstanceOffer, Market, hardware_name
+from heterps_core.machine import num_cores
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.provisioning.failover import launch_attempts
 from heterps_core.planning.provisioning.offer_choice import choose_instances, instance_sizes, unit_prices
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
-from heterps_core.profiling.machine import num_cores
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import Caps, Spent
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
+from heterps_core.machine import num_cores
 from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.explain.reasons import OtherPlan
@@ -22,7 +23,6 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling.machine import num_cores
 from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
 from tasks.planning.deadline import Deadline, PlanningTime
 from tasks.planning.extra_costs import job_extra_costs, pause_share

@@ -328,7 +328,6 @@ class _PlanSearch:
             prediction=prediction,
             correction=correction,
             hardware=hardware,
-            is_estimated=bool(profiled.estimated_device_types),
             uncounted=profiled.graph.uncounted_text,
             busy=profiled.local_profile.busy_text,
             tables=tables_table(

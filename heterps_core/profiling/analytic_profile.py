@@ -1,7 +1,7 @@
 """Estimates the profile of a device type that is not at hand, by a roofline calibrated on one that is.
 
-How far below its published peak a layer stays is taken from the same kind of layer here; what a core computes beside
-moving bytes another core computes as fast. No torch here.
+The measured machine gives each kind of layer its factor below the published peak. Work of a core beside moving bytes
+takes as long on another core. No torch here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NUM_OPERATIONS: Mapping[LayerKind, Mapping[str, int]] = {
     # count and a fused optimizer.
     LayerKind.FULLY_CONNECTED: {"forward": 1, "backward": 3, "update": 2},
     LayerKind.ELEMENTWISE: {"forward": 1, "backward": 1, "update": 0},
-    # Row indices, room for the output, dense features, a gather and its copy; nothing but views; a copy, two
-    # concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
+    # Forward: row indices, room for the output, dense features, a gather and its copy. Backward: views alone. Update:
+    # a copy, two concatenations, five to sum repeated rows, and eleven of row-wise Adagrad.
     LayerKind.EMBEDDING: {"forward": 5, "backward": 0, "update": 21},
     LayerKind.OTHER: {"forward": 2, "backward": 4, "update": 2},
 }
@@ -56,7 +56,7 @@ class _Work:
         return max(self.flops / speed.flops_per_s, self.num_bytes / speed.memory_bandwidth_bytes_per_s)
 
     def waits_for_memory(self, speed: MachineSpeed) -> bool:
-        """Tell whether moving its bytes takes no less than computing."""
+        """Tell whether moving its bytes takes at least as long as computing."""
         return self.limit_seconds(speed) == self.num_bytes / speed.memory_bandwidth_bytes_per_s
 
     def launch_seconds(self, speed: MachineSpeed) -> float:

@@ -1,6 +1,6 @@
-"""A profile that was measured on a machine of a device type, with where, when and for how much; and where it is kept.
+"""A profile of a rented machine, with its instance type, date and cost; and the cache that keeps it.
 
-What a node of the local provider measures is a dry run, and is never kept for planning.
+Nodes of the local provider measure in a dry run; their profiles are never kept for planning.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import hardware_name, moment_of
 from heterps_core.json_codec import JsonDocument, JsonForm
+from heterps_core.machine import software_versions
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling import VALID_FOR
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import device_profile_name, keep_profile, kept_profile
 
@@ -39,7 +39,7 @@ class DeviceProfile(JsonDocument):
 
     instance_type: str
     is_dry_run: bool
-    """Measured on the flow's own machine, which only stands for the device type."""
+    """True for a profile of the flow's own machine, which only stands for the device type."""
 
     profile: LayerProfile
     run_id: str = ""
@@ -47,11 +47,11 @@ class DeviceProfile(JsonDocument):
 
     cost_usd: float = 0.0
     charged_to: str | None = None
-    """The run that bore `cost_usd` as its cost of search and profiling; None while none did."""
+    """The run that bore `cost_usd` as its cost of search and profiling; None before any run did."""
 
     @property
     def expires_at(self) -> datetime:
-        """When it counts no longer."""
+        """Time from which plans ignore it."""
         return moment_of(self.profile.measured_at) + VALID_FOR
 
     def is_valid(self, now: datetime) -> bool:
@@ -62,10 +62,10 @@ class DeviceProfile(JsonDocument):
         return f"measured on {self.instance_type} {moment_of(self.profile.measured_at):%Y-%m-%d}"
 
     def in_place_of(self, estimate: LayerProfile) -> LayerProfile:
-        """Return the measured times of layers in the place of estimated ones.
+        """Return an estimate with the measured times of layers.
 
-        Kept from the estimate are what one machine alone cannot tell: the links to other machines, the row indices
-        of the data and the time to read them, and layers that were not measured.
+        The estimate keeps what one machine alone cannot measure: the links to other machines, the row indices of the
+        data and the time to read them, and layers without a measurement.
         """
         return replace(
             estimate,
@@ -101,10 +101,7 @@ class DeviceProfileCache:
     def find(
         self, request: ProfileRequest, graph: ModelGraph, *, device_type: str, now: datetime
     ) -> DeviceProfile | None:
-        """Return what is known of a device type; None where nothing matches, or it has expired.
-
-        Its data set does not matter, nor its market.
-        """
+        """Return the profile of a device type, in any market and for any data set; None without one that counts."""
         name = device_profile_name(
             without_dataset(request),
             graph,
@@ -115,7 +112,7 @@ class DeviceProfileCache:
         return found if found is not None and found.is_valid(now) else None
 
     def keep(self, request: ProfileRequest, graph: ModelGraph, measured: DeviceProfile) -> None:
-        """Keep what a machine measured, under the software that it measured with.
+        """Keep the profile of a machine, for the versions of software that measured it.
 
         Raises:
             ConfigurationError: It is a dry run, or of another model or batch size than was asked for.

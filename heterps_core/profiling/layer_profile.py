@@ -1,6 +1,6 @@
 """Times of a model's layers on one unit of a device type, at two batch sizes. No torch here.
 
-How well a stage scales over replicas follows from the two: each of two replicas works on half of a batch.
+The two batch sizes show how a stage scales over replicas: each of two replicas works on half of a batch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ LOCAL_DEVICE_TYPE = "local-cpu"
 LOCAL_GPU_DEVICE_TYPE = "local-gpu"
 
 _MOST_CLOCK_OVER_PROCESSOR = 1.25
-
-_EMULATED_BFLOAT16 = 0.65
-"""Speed of bfloat16 over that of float32 on a processor without an instruction for it (docs/LOG.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +81,10 @@ class MachineSpeed:
 
     @classmethod
     def published(cls, device_type: DeviceType, precision: str = "float32") -> MachineSpeed:
-        """Return the peaks that the table of device types has from data sheets."""
-        flops_per_s = device_type.peak_fp32_flops_per_s
-        if precision == "bfloat16":
-            flops_per_s = device_type.peak_bf16_flops_per_s or _EMULATED_BFLOAT16 * flops_per_s
+        """Return the peaks of the data sheets, that of float32 for hardware without units for the precision."""
+        peak_bf16 = device_type.peak_bf16_flops_per_s if precision == "bfloat16" else None
         return cls(
-            flops_per_s=flops_per_s,
+            flops_per_s=peak_bf16 or device_type.peak_fp32_flops_per_s,
             memory_bandwidth_bytes_per_s=device_type.memory_bandwidth_bytes_per_s,
             kernel_launch_seconds=device_type.kernel_launch_seconds,
         )
@@ -97,19 +92,19 @@ class MachineSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowReading:
-    """Milliseconds of a core for reading rows, which one thread of each worker does beside the training."""
+    """Milliseconds of a core for reading rows; one thread of each worker reads beside the training."""
 
     batch_ms: float = 0.0
-    """Of a training batch, whatever its rows."""
+    """For each training batch, whatever its rows."""
 
     row_ms: float = 0.0
-    """Of a row whose row group is in memory: finding and copying it."""
+    """For each row whose row group is in memory: finding and copying it."""
 
     decoded_row_ms: float = 0.0
-    """What a row takes besides where its row group is not in memory: Arrow's reading, checks and hashing."""
+    """More for each row whose row group is not in memory: Arrow's reading, checks and hashing."""
 
     def seconds(self, num_samples: float, *, num_batches: float, decoded_share: float) -> float:
-        """Return the time for samples of training batches, of which a share is not in memory yet."""
+        """Return the time to read samples; a share of them is not in memory yet."""
         row_ms = self.row_ms + decoded_share * self.decoded_row_ms
         return (num_batches * self.batch_ms + num_samples * row_ms) / MS_PER_S
 
@@ -121,7 +116,7 @@ class LayerTiming:
     layer: str
     kind: str
     is_sharded: bool
-    """An embedding: its update grows with the batch. Other layers are updated as a whole, once a step."""
+    """True for embeddings, whose update grows with the batch; other layers are updated as a whole, once a step."""
 
     forward: Timing
     backward: Timing
@@ -129,7 +124,7 @@ class LayerTiming:
     """The optimizer's work on the layer's parameters or on the rows that the batch touched."""
 
     exchanged_bytes: float
-    """Row indices, rows and gradients of the distinct rows that the batch touches, one way each."""
+    """Row indices, rows and gradients of the batch's distinct rows, one way each."""
 
     all_reduced_bytes: float
     """Dense gradients, 0 for embeddings."""
@@ -204,10 +199,10 @@ class LayerProfile(JsonDocument):
     """Layers that train on autograd's general path; the trainer runs the others fused."""
 
     precision: str = "float32"
-    """In what dense layers multiply."""
+    """Precision in which dense layers multiply, where the hardware has units for it."""
 
     measured_replica_path: ReplicaPath | None = None
-    """What the exchange of rows costs a replica on the measured machine; None for profiles of earlier versions."""
+    """Cost of the exchange of rows on the measured machine; None for profiles of earlier versions."""
 
     network_boundary: BoundaryCost = NO_COST
     """Between stages on two machines."""
@@ -222,28 +217,28 @@ class LayerProfile(JsonDocument):
     """Among replicas on one machine."""
 
     reading: RowReading = RowReading()
-    """On a core of the measured machine; nothing where no data set was read."""
+    """Reading on a core of the measured machine; zeros where the profiler read no data set."""
 
     crowding: float = 1.0
-    """Processor time of a step while another worker trains on a further core, over that of one alone: they share
-    memory and the last cache. 1 where a card computes."""
+    """Processor time of a step beside another worker over that of a step alone: workers on two cores share memory and
+    the last cache. 1 where a card computes."""
 
     clock_over_processor: float = 1.0
     """Seconds that passed for each second on a core while layers were timed: 1 on an idle machine."""
 
     @property
     def replica_path(self) -> ReplicaPath:
-        """What the exchange of rows costs a replica; assumed from the latency of messages if it is not measured."""
+        """Cost of the exchange of rows; assumed from the latency of messages where it is not measured."""
         return self.measured_replica_path or ReplicaPath.assumed(self.exchange_link.latency_seconds)
 
     @property
     def was_busy(self) -> bool:
-        """Other processes took the core for more than a fifth of the measurement."""
+        """Whether other processes took the core for more than a fifth of the measurement."""
         return self.clock_over_processor > _MOST_CLOCK_OVER_PROCESSOR
 
     @property
     def busy_text(self) -> str:
-        """How busy this machine was, in one line; empty where it was idle. Times are those of an idle machine."""
+        """One line on how busy this machine was; empty for an idle one. Times are those of an idle machine."""
         if not self.was_busy:
             return ""
         return f"others used the cores while timing layers: {self.clock_over_processor:.1f} s for 1 s of work"
@@ -266,8 +261,23 @@ class LayerProfile(JsonDocument):
 
     @property
     def is_estimated(self) -> bool:
-        """At least one layer was not measured."""
+        """Whether at least one layer was not measured."""
         return any(timing.is_estimated for timing in self.timings)
+
+    def scaled(self, factor: float) -> LayerProfile:
+        """Return the profile with `factor` times the time of each layer."""
+        return replace(
+            self,
+            timings=tuple(timing.scaled(factor) for timing in self.timings),
+            half_batch_timings=tuple(timing.scaled(factor) for timing in self.half_batch_timings),
+        )
+
+    @property
+    def origin(self) -> str:
+        """Where the times come from, for people."""
+        if self.is_estimated:
+            return "estimated from data sheets"
+        return f"measured on {self.hardware}"
 
     def update_share(self, batch_size: int) -> float:
         """Return the part of a dense update that one profiling batch bears: B_o / B."""

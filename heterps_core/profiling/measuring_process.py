@@ -51,7 +51,7 @@ class ProfileRequest(JsonDocument):
     dense_optimizer: str = "adam"
     embedding_optimizer: str = "rowwise-adagrad"
     precision: str = "float32"
-    """In what dense layers multiply; name in `PRECISIONS`."""
+    """Precision in which dense layers multiply, where the hardware has units for it; name in `PRECISIONS`."""
 
     dataset: str | None = None
     """Folder of a prepared data set whose row indices are looked up; None to draw some by Zipf's law."""

@@ -1,7 +1,6 @@
 """Profiles of a model for each device type: this machine's measured or from the cache, the others' estimated.
 
-The name of a file has all that its profile depends on. A file that cannot be read counts as missing, and stops no
-run.
+A file's name is a hash of all values that its profile depends on. A file that cannot be read counts as missing.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceType, moment_of
 from heterps_core.json_codec import JsonDocument
 from heterps_core.json_file import replace_json
+from heterps_core.machine import num_cores, software_versions, this_machine
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling import LOCAL_VALID_FOR
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE, SCHEMA_VERSION, LayerProfile
-from heterps_core.profiling.machine import num_cores, software_versions, this_machine
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
     measure_in_fresh_process,
@@ -46,7 +45,7 @@ def _profile_name(
     hardware_fingerprint: str,
     software: Mapping[str, str],
 ) -> str:
-    """Return the name of the file of a profile; it differs wherever the profile depends on another value."""
+    """Return the name of a profile's file, a hash of all values that the profile depends on."""
     values: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "graph_fingerprint": graph.fingerprint(),
@@ -97,7 +96,7 @@ def kept_profile(path: Path, kind: type[_Kept]) -> _Kept | None:
 
 
 def keep_profile(path: Path, profile: JsonDocument) -> None:
-    """Write a profile in the place of an earlier one; if that fails, the log says so and the run goes on."""
+    """Replace an earlier profile; a failure is logged, and the run continues."""
     try:
         replace_json(path, profile.to_json())
     except OSError as error:
@@ -152,9 +151,9 @@ def replica_path_name(hardware_fingerprint: str, software: Mapping[str, str]) ->
 def _local_replica_path(
     machine: str, software: Mapping[str, str], now: datetime, cache_directory: Path | None
 ) -> ReplicaPath:
-    """Return what the exchange of rows costs a replica here, kept or measured.
+    """Return the cost of the exchange of rows on this machine, kept or measured.
 
-    A kept one does not count where it is old, or where the law missed a busy machine's times and it is idle now.
+    A kept law is measured again where it is old, or where it missed a busy machine's times and the machine is idle.
     """
     if cache_directory is None:
         return measure_replica_path()
@@ -169,7 +168,7 @@ def _local_replica_path(
 
 
 def _counts_still(kept: LayerProfile, now: datetime) -> bool:
-    """Tell whether a kept profile is neither old, nor of a machine that was busy then and is idle now."""
+    """Tell whether a kept profile is recent, and not one of a busy machine that is idle now."""
     if now >= moment_of(kept.measured_at) + LOCAL_VALID_FOR:
         return False
     return not kept.was_busy or _is_busy()

@@ -13,7 +13,8 @@ from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.pipeline.pipeline_schedule import WARMUP_PER_STAGE
 
 PRECISIONS = ("float32", "bfloat16")
-"""In what dense layers multiply; parameters and what crosses between stages are float32 in both."""
+"""Precisions in which dense layers multiply, float32 on hardware without units for bfloat16. Parameters, and what
+crosses between stages, are float32 in both."""
 
 WIRE_DTYPES = ("float32", "bfloat16")
 """Number formats of what workers send: activations and their gradients between stages, and between machines the rows

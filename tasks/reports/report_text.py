@@ -160,10 +160,6 @@ def _plan_lines(report: PlanReport) -> list[str]:
         ("machines", report.provisioning.summary),
         *((f"disk of stage {index}", str(sweep)) for index, sweep in report.chosen.evaluation.sweeps.items()),
     ]
-    if report.is_estimated:
-        found.append(
-            ("note", "times of device types that are not at hand are estimates from published figures")
-        )
     if report.uncounted:
         found.append(("not counted", report.uncounted))
     purchase = [] if isinstance(report, RunReport) else ["", *tables.purchase_table(report).captioned_lines()]

@@ -62,9 +62,6 @@ class PlanReport:
     hardware: str
     """Hardware that trains: for a dry run this machine, else the plan's device types."""
 
-    is_estimated: bool
-    """Times of at least one device type of the plan are a roofline and not a measurement."""
-
     uncounted: str = ""
     """Layers whose work could not be counted; see `ModelGraph.uncounted_text`."""
 

@@ -2,6 +2,7 @@
 
 - Rows: a file in the Criteo format, by `--data`, or the synthetic stream, whose best reachable AUC is known. Beside
   the models stands a logistic regression of scikit-learn, its penalty chosen on the latest training rows.
+- Precision: each model in bfloat16 less the same in float32, seed by seed.
 - Attention: DIN beside the same network with the mean of the history, on rows whose clicks depend on those values of
   the history that fit the candidate.
 - Two labels: MMoE on both beside MMoE on each alone, which has a gate and a tower less and else the same parameters.
@@ -95,6 +96,8 @@ def quality_of_models(models: Sequence[str], seeds: range, data: str | None) -> 
             trained = train(clicks.open(), model, seeds)
             print(trained.row(model, best), flush=True)
             figures += _figures(model, trained)
+            rounded = train(clicks.open(), model, seeds, precision="bfloat16")
+            figures += _differences(model, trained, rounded)
             figures.append(
                 _figure(f"{model}_processor_seconds", trained.seconds, unit="s", higher_is_better=False)
             )
@@ -139,7 +142,7 @@ def gain_of_two_labels(seeds: range) -> list[dict[str, Any]]:
     return figures
 
 
-def train(dataset: PreparedDataset, model: str, seeds: range) -> Trained:
+def train(dataset: PreparedDataset, model: str, seeds: range, *, precision: str = "float32") -> Trained:
     """Train a model with its defaults from each seed, and judge it on the held-out rows."""
     qualities, started_s = [], time.process_time()
     for seed in seeds:
@@ -149,10 +152,24 @@ def train(dataset: PreparedDataset, model: str, seeds: range) -> Trained:
             num_epochs=1,
             seed=seed,
             dense_learning_rate=default_dense_learning_rate(model),
+            precision=precision,
         )
         rated = (dataset.num_train_rows, dataset.manifest.num_rows)
         qualities += train_in_turns(dataset, model, config, rated=rated, num_turns=1)
     return Trained(qualities, (time.process_time() - started_s) / len(seeds))
+
+
+def _differences(name: str, trained: Trained, rounded: Trained) -> list[dict[str, Any]]:
+    """Return by how much bfloat16 is above float32, and the standard deviation of that over the seeds."""
+    figures = []
+    for field in ("auc", "log_loss"):
+        pairs = zip(rounded.qualities, trained.qualities, strict=True)
+        differences = [getattr(half, field) - getattr(whole, field) for half, whole in pairs]
+        mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+        print(f"{'bfloat16 less float32':>40} {field} {mean:+.5f} +- {deviation:.5f}", flush=True)
+        figures.append(_figure(f"{name}_{field}_bfloat16_less_float32", mean, unit=field))
+        figures.append(_figure(f"{name}_{field}_bfloat16_less_float32_deviation", deviation, unit=field))
+    return figures
 
 
 def _figures(name: str, trained: Trained) -> list[dict[str, Any]]:

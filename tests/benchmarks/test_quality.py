@@ -62,7 +62,9 @@ def test_a_file_of_rows_is_trained_beside_a_logistic_regression(tmp_path):
         f"{name}_{what}"
         for name in ("logistic_regression", "lr")
         for what in ("auc", "auc_deviation", "log_loss")
-    } | {"lr_processor_seconds"}
+    } | {"lr_processor_seconds"} | {
+        f"lr_{what}_bfloat16_less_float32{end}" for what in ("auc", "log_loss") for end in ("", "_deviation")
+    }
     assert 0.55 < values["lr_auc"] < 0.82
     assert 0.55 < values["logistic_regression_auc"] < 0.82
 

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from heterps_core.compute_device import CPU, HostCopy, clock_of, host_buffer, to_device
+from heterps_core import compute_device
+from heterps_core.compute_device import CPU, HostCopy, clock_of, host_buffer, precision_on, to_device
 from heterps_core.data.batch import ClickBatch
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -26,6 +27,26 @@ def test_one_thread_is_timed_on_its_core_and_several_by_the_clock(num_threads, c
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
 
     assert clock_of(CPU) is clock
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_instruction", "capability", "precision"),
+    [
+        ("cpu", True, (0, 0), "bfloat16"),
+        ("cpu", False, (9, 0), "float32"),
+        ("cuda", True, (7, 5), "float32"),
+        ("cuda", False, (8, 9), "bfloat16"),
+    ],
+    ids=["cpu with the instruction", "cpu without", "T4", "L4"],
+)
+def test_hardware_without_units_for_bfloat16_multiplies_in_float32(
+    kind, has_instruction, capability, precision, monkeypatch
+):
+    monkeypatch.setattr(compute_device, "multiplies_bfloat16", lambda: has_instruction)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+
+    assert precision_on(torch.device(kind), "bfloat16") == precision
+    assert precision_on(torch.device(kind), "float32") == "float32"
 
 
 @pytest.mark.gpu

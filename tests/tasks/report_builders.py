@@ -61,7 +61,6 @@ def make_plan_report(
         prediction=prediction if provider == "local" else None,
         correction=Correction(),
         hardware="machine" if provider == "local" else "cpu-c7i | gpu-t4",
-        is_estimated=False,
         tables=tables_table([ColumnValues(name="C1", missing_share=0.0, num_values=700)], [1_024]),
         day="2026-11-20",
     )

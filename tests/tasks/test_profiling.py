@@ -50,18 +50,6 @@ def test_batch_normalization_is_said_to_follow_the_plan(caplog):
     assert "batch_norm will normalize each replica's rows of a micro-batch" in message
 
 
-def test_a_run_says_where_bfloat16_is_slower_than_float32(caplog, monkeypatch):
-    monkeypatch.setattr(profiling, "multiplies_bfloat16", lambda: True)
-
-    with caplog.at_level("INFO"):
-        profiling._warn_of_precision("float32", ["cpu-c5"])
-        profiling._warn_of_precision("bfloat16", ["cpu-c7i", "gpu-l4"])
-        profiling._warn_of_precision("bfloat16", ["cpu-c7i", "cpu-c5", "gpu-t4"])
-
-    (line,) = caplog.messages
-    assert "bfloat16 is slower than float32 on cpu-c5, gpu-t4," in line
-
-
 @pytest.mark.parametrize(
     ("batch_size", "microbatch", "measured"), [(64, 64, 64), (512, 256, 512), (4096, 1024, 2048)]
 )

@@ -79,7 +79,8 @@ class PlanExplanation(JsonDocument):
 
     ten_percent_more: PriceOfThroughput
     spreads: Mapping[str, float]
-    """By hardware in use and quantity, the largest spread of its times as a share; exact times are left out."""
+    """By quantity, hardware in use and origin of its times: their largest spread as a share; exact times are left
+    out."""
 
     runner_up: RunnerUp | None
     """Only in full; None where no other placement comes near."""
@@ -168,10 +169,10 @@ def _spreads(problem: SchedulingProblem, used: Collection[str]) -> dict[str, flo
     for name in used:
         unit = problem.device_types[name]
         computing = max(layer.compute_relative_spread.get(name, 0.0) for layer in problem.layers)
-        for quantity, spread in (
-            ("computing", computing),
-            ("communication", unit.communication_relative_spread),
+        hardware, origin = hardware_name(name), f" ({unit.times_from})" if unit.times_from else ""
+        for key, spread in (
+            (f"computing on {hardware}{origin}", computing),
+            (f"communication on {hardware}", unit.communication_relative_spread),
         ):
-            key = f"{quantity} on {hardware_name(name)}"
             spreads[key] = max(spread, spreads.get(key, 0.0))
     return {key: spread for key, spread in spreads.items() if spread > 0}

@@ -96,6 +96,7 @@ def unit_type(
         # The contract charges both directions to one bandwidth, and a link carries both at once.
         bandwidth_bytes_per_s=2 * device_type.tensor_bandwidth_bytes_per_s,
         communication_relative_spread=ESTIMATE_RELATIVE_ERROR,
+        times_from=profile.origin,
         compute_parallel_fraction=profile.compute_parallel_fraction(
             batch_size=batch_size,
             decoded_share=decoded_share if device_type.kind is DeviceKind.CPU else None,

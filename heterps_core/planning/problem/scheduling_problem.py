@@ -131,6 +131,9 @@ class UnitType(JsonDocument):
     communication_relative_spread: NotNegative = 0.0
     """How far the time of communication, in stages and across boundaries, may be off, as a share of it."""
 
+    times_from: str = ""
+    """Where the compute times come from, for people."""
+
     interruptions_per_hour: NotNegative = 0.0
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 

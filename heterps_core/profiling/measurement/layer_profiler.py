@@ -28,6 +28,7 @@ from heterps_core.compute_device import CPU, card_text, clock_of, require_cuda
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.machine import software_versions, this_machine
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -40,7 +41,6 @@ from heterps_core.profiling.layer_profile import (
     LayerTiming,
     RowReading,
 )
-from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measurement.link_measurement import measure_links
 from heterps_core.profiling.measurement.machine_speed import measure_machine_speed
 from heterps_core.profiling.measurement.neighbour import Neighbour, neighbour_process
@@ -62,7 +62,7 @@ from heterps_core.units import BYTES_PER_FLOAT32, MS_PER_S
 _MACHINE_SPEED_BUDGET_S = 0.2
 
 _NUM_TURNS = 3
-"""Of a worker that trains alone and beside another one."""
+"""Turns in which a worker trains alone and beside another one."""
 
 PROFILED_TABLE_BYTES = 384 * 1024**2
 """Most bytes of tables, with optimizer state, that are made to be measured: a look-up waits for memory, not for the
@@ -196,10 +196,10 @@ def _times(
 
 class _StepTimes(NamedTuple):
     step_ms: float
-    """Of the thread that computes."""
+    """Time of the thread that computes."""
 
     feed_ms: float
-    """Of the thread that reads, for a batch."""
+    """Time of the thread that reads, for a batch."""
 
     crowding: float
 

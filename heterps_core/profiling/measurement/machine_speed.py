@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from heterps_core.compute_device import CPU, clock_of
+from heterps_core.compute_device import CPU, clock_of, precision_on
 from heterps_core.data.batch import ClickBatch
 from heterps_core.profiling.layer_profile import MachineSpeed
 from heterps_core.profiling.timing import Phase, time_phases
@@ -28,7 +28,8 @@ def measure_machine_speed(
 ) -> MachineSpeed:
     """Measure matrix products, copies and tiny operations on a device, with the threads that torch is set to."""
     size, num_copied = _MATRIX_SIZE[device.type], COPIED_FLOATS[device.type]
-    product = StageLayers([nn.Linear(size, size, bias=False, device=device)], precision=precision)
+    linear = nn.Linear(size, size, bias=False, device=device)
+    product = StageLayers([linear], precision=precision_on(device, precision))
     nothing = torch.empty(0, device=device)
     batch = ClickBatch(dense=nothing, ids=nothing, labels=nothing)
     matrix = torch.rand(size, size, device=device)

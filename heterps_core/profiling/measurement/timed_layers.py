@@ -15,6 +15,7 @@ from itertools import cycle
 import torch
 from torch import Tensor, nn
 
+from heterps_core.compute_device import precision_on
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.sharded_table import ShardedTable
@@ -85,8 +86,9 @@ def layer_phases(
     """Run the chain once, keep what entered each layer, and return the phases of all, named "size/layer/phase"."""
     phases: list[Phase] = []
     activation: Tensor | None = None
+    precision = precision_on(model.device, request.precision)
     for name, layer in model.layers.items():
-        layers = StageLayers([layer], precision=request.precision, puts_off=False)
+        layers = StageLayers([layer], precision=precision, puts_off=False)
         update = _layer_update(request, layer, layers, model.tables.get(name))
         timed = _TimedLayer(layers, batches, activation, update)
         phases += timed.phases(f"{size}/{name}")

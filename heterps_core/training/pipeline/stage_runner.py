@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.compute_device import CPU
+from heterps_core.compute_device import CPU, precision_on
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
@@ -117,7 +117,8 @@ class StageRunner:
         layers = list(model.layers.values())
         # Dropout and batch normalization work otherwise in training than in predictions.
         self._modules = nn.ModuleList(layers).train()
-        run_layers = partial(StageLayers, precision=config.precision, puts_off=place.num_stages > 1)
+        precision = precision_on(place.device, config.precision)
+        run_layers = partial(StageLayers, precision=precision, puts_off=place.num_stages > 1)
         self._run_layers = run_layers(layers)
         self._delayed = None
         # A single worker has no other to wait for.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from heterps_core.machine import software_versions, this_machine
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
 from heterps_core.profiling.layer_profile import (
     BoundaryCost,
@@ -13,7 +14,6 @@ from heterps_core.profiling.layer_profile import (
     MachineSpeed,
     SumCost,
 )
-from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.profile_cache import keep_profile, replica_path_name
 from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.profiling.timing import Timing

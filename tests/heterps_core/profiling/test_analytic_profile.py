@@ -166,8 +166,10 @@ def test_refuses_to_calibrate_on_an_estimate():
         estimate_profile(GRAPH, estimate, DEVICE_TYPES["cpu-c5"])
 
 
-@pytest.mark.parametrize(("name", "times_float32"), [("cpu-c7i", 16.0), ("cpu-c5", 0.65)])
-def test_bfloat16_is_estimated_by_the_instructions_of_the_processor(name, times_float32):
+@pytest.mark.parametrize(
+    ("name", "times_float32"), [("cpu-c7i", 16.0), ("gpu-l4", 121 / 30.3), ("cpu-c5", 1.0), ("gpu-t4", 1.0)]
+)
+def test_bfloat16_is_estimated_by_the_units_of_the_hardware_for_it(name, times_float32):
     device_type = DEVICE_TYPES[name]
 
     whole, half = (

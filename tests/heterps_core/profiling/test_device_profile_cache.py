@@ -6,11 +6,11 @@ import pytest
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
+from heterps_core.machine import software_versions
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.profiling import device_profile
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
-from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from tests.heterps_core.profiling.builders import (
     BATCH_SIZE,

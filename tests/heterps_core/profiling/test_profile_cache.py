@@ -6,10 +6,10 @@ import pytest
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import get_device_type
+from heterps_core.machine import Machine, software_versions, this_machine
 from heterps_core.profiling import profile_cache
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.machine import Machine, software_versions, this_machine
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profile_cache import (
     _counts_still,

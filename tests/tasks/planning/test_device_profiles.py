@@ -14,9 +14,9 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import BudgetExceededError, HeterpsError, ProvisioningError, TrainingError
 from heterps_core.hardware import Market
+from heterps_core.machine import software_versions
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
-from heterps_core.profiling.machine import software_versions
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_node import PROFILE_JOB, _measure_node, _profile_key, follow_profiling
 from heterps_core.training.node.node_life import HEARTBEAT, exit_key, node_key
@@ -35,7 +35,7 @@ from tasks.planning.device_profiles import (
     rented_for_measuring,
     with_costs,
 )
-from tasks.profiling import ProfiledModel, _measured_device_types, charge_measurements
+from tasks.profiling import ProfiledModel, _measured_device_types, _measured_sibling, charge_measurements
 from tasks.records import mlflow_store
 from tasks.records.mlflow_names import Kind, Tag
 from tasks.running import run_lifecycle
@@ -357,6 +357,22 @@ def test_a_damaged_measurement_counts_as_missing(workspace):
     os.truncate(path, 100)
 
     assert _measured_device_types(workspace, REQUEST, GRAPH, ["cpu-c7i"]) == {}
+
+
+def test_a_measurement_serves_types_of_the_same_processor_by_the_ratio_of_their_clocks():
+    kept = DeviceProfile(
+        device_type="cpu-c5", instance_type="c5.large", is_dry_run=False, profile=make_profile()
+    )
+
+    sibling = _measured_sibling({"cpu-c5-spot": kept}, "cpu-m5n")
+
+    # 3.4 GHz and 3.1 GHz, both Cascade Lake.
+    for found, timing in zip(sibling.profile.timings, kept.profile.timings, strict=True):
+        assert found.compute_ms(update_share=1.0) == pytest.approx(
+            3.4 / 3.1 * timing.compute_ms(update_share=1.0)
+        )
+    assert not sibling.profile.is_estimated
+    assert _measured_sibling({"cpu-c5-spot": kept}, "cpu-m5") is None
 
 
 def test_the_record_of_a_measurement_whose_process_died_is_found_as_those_of_trainings_are(workspace):

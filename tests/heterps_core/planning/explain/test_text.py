@@ -121,7 +121,11 @@ def test_the_essential_lines_are_few():
     problem = make_problem(0, num_layers=8, num_types=4)
     spread = dict.fromkeys(problem.device_types, 0.2)
     layers = tuple(replace(layer, compute_relative_spread=spread) for layer in problem.layers)
-    problem = replace(problem, layers=layers)
+    units = {
+        name: replace(unit, times_from="estimated from data sheets")
+        for name, unit in problem.device_types.items()
+    }
+    problem = replace(problem, layers=layers, device_types=units)
 
     explanation = explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL)
     facts = essential_facts(explanation)
@@ -129,5 +133,6 @@ def test_the_essential_lines_are_few():
     labels = [label for label, _ in facts]
     assert [*labels[:2], *labels[3:]] == ["nearest", "next best", "10 % more", "times"]
     used = dict.fromkeys(stage.device_type for stage in explanation.stages)
-    assert facts[-1][1] == "±20% for " + ", ".join(f"computing on {name}" for name in used)
+    shown = [f"computing on {name} (estimated from data sheets)" for name in used]
+    assert facts[-1][1] == f"±20% for {', '.join(shown)}"
     assert len(labelled_lines(facts)) <= 10

@@ -20,9 +20,9 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
+from heterps_core.machine import software_versions, this_machine
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling import measuring_process
-from heterps_core.profiling.machine import software_versions, this_machine
 from heterps_core.profiling.measurement import layer_profiler
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measurement.profiling_input import (

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from heterps_core.profiling import machine
-from heterps_core.profiling.machine import multiplies_bfloat16, software_versions, this_machine
+from heterps_core import machine
+from heterps_core.machine import multiplies_bfloat16, software_versions, this_machine
 
 
 def test_this_machine_stays_the_same_machine():
