@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),
     "sweep": ("end orphaned machines; for cron", "flows.commands.sweep"),
     "tidy": ("delete files of old runs and models that nothing needs; for cron", "flows.commands.tidy"),
+    "inventory": ("write the machines that you have, for plans to use", "flows.commands.inventory"),
     "catalogue": ("device types with prices, and why others are out", "flows.commands.planning.catalogue"),
     "profile": ("time the layers of a model, estimate other device types", "flows.commands.planning.profile"),
     "tune": ("search the parameters of a training, into a file", "flows.commands.planning.tune"),

@@ -10,7 +10,7 @@ from flows import parameters
 from flows.parameter_model import REMOVED
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.reading.days import parse_day
-from heterps_core.device_types import DEVICE_TYPES, get_device_type, in_markets
+from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
@@ -21,7 +21,7 @@ from infra.providers.base import REGION
 from infra.workspace import Workspace
 from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
-from tasks.prices import catalogue_of
+from tasks.prices import catalogue_of, device_types_of
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import check_offers, check_region, check_rentable
 from tasks.records.run_files import saved_parameters
@@ -76,16 +76,16 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)
         nightly_timezone()
-    device_types = asked.device_types or [*DEVICE_TYPES]
+    catalogue = catalogue_of(workspace, asked.provider)
+    device_types = asked.device_types or device_types_of(workspace, asked.provider)
     cpu_types = [name for name in device_types if get_device_type(name).kind is DeviceKind.CPU]
-    if asked.num_threads > 1 and rented_from.charges_money and cpu_types:
+    if asked.num_threads > 1 and not rented_from.is_dry_run and cpu_types:
         raise ConfigurationError(
-            f"num_threads must be 1 where workers on {cpu_types[0]} may be rented, since a plan counts one "
+            f"num_threads must be 1 where workers may be on {cpu_types[0]}, since a plan counts one "
             f"core for each of them, got {asked.num_threads}; leave it out, or take GPU device types only"
         )
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
-    catalogue = catalogue_of(workspace, asked.provider)
     if rented_from.live_prices is None or asked.region in catalogue.regions():
         wanted, is_each_sold = in_markets(device_types, markets), bool(asked.device_types)
         check_offers(wanted, catalogue=catalogue, region=asked.region, is_each_sold=is_each_sold)

@@ -194,7 +194,8 @@ class _PlannedParameters(_ModelParameters):
     """What a plan is made of, and what it must reach."""
 
     provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
-    """Where machines come from: local is a dry run on this machine, aws rents."""
+    """Where machines come from: local is a dry run of rented machines on this one, here trains on this machine for
+    real, aws rents."""
 
     device_types: DeviceTypes = Field([])
     """Hardware for layers: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for all types that
@@ -317,8 +318,9 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
 class ProfileParameters(_PlannedParameters):
     """Parameters of profile-devices, which measures a model on a rented machine of each device type."""
 
-    device_types: DeviceTypes = Field(USUAL_DEVICE_TYPES, min_length=1)
-    """Hardware to measure: device types of `heterps catalogue`, or patterns such as gpu-l4*."""
+    device_types: DeviceTypes = Field([])
+    """Hardware to measure: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for cpu-c7i,
+    cpu-r6in, gpu-t4 and gpu-t4-20gbit, or for all machines of an inventory."""
 
     def check(self) -> None:
         """Check as for train-ctr."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from flows.parameters import ProfileParameters
+from flows.parameters import USUAL_DEVICE_TYPES, ProfileParameters
 
 if __name__ == "__main__":
     # Before Prefect is loaded, so that --help and a wrong value are answered at once.
@@ -29,7 +29,7 @@ from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
 from tasks.data import prepare_data
 from tasks.planning import device_profiles
-from tasks.prices import offers_now
+from tasks.prices import device_types_of, offers_now
 from tasks.profiling import planned_job, profile_layers
 from tasks.records.mlflow_names import Kind
 from tasks.records.run_ids import new_run_id, utc_now
@@ -75,12 +75,17 @@ def profile_devices(asked: ProfileParameters) -> str:
     dataset = clicks.open()
     job = planned_job(
         dataset,
-        is_dry_run=not get_provider(asked.provider).charges_money,
+        is_dry_run=get_provider(asked.provider).is_dry_run,
         batch_size=asked.batch_size,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
     )
-    device_types = list(dict.fromkeys(hardware_name(name) for name in asked.device_types))
+    usual = (
+        device_types_of(workspace, asked.provider)
+        if get_provider(asked.provider).has_inventory
+        else USUAL_DEVICE_TYPES
+    )
+    device_types = list(dict.fromkeys(hardware_name(name) for name in asked.device_types or usual))
     profiled = profile_layers(
         workspace,
         clicks,

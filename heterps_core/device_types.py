@@ -155,9 +155,10 @@ def get_device_type(name: str) -> DeviceType:
         (<Market.SPOT: 'spot'>, 'g4dn')
     """
     hardware = name.removesuffix(SPOT_SUFFIX)
-    if hardware not in DEVICE_TYPES:
-        raise UnknownNameError("device type", name, DEVICE_TYPES, command="heterps catalogue")
-    return DEVICE_TYPES[hardware].in_market(Market.SPOT if hardware != name else Market.ON_DEMAND)
+    known = {**DEVICE_TYPES, **OWN_DEVICE_TYPES}
+    if hardware not in known:
+        raise UnknownNameError("device type", name, known, command="heterps catalogue")
+    return known[hardware].in_market(Market.SPOT if hardware != name else Market.ON_DEMAND)
 
 
 def in_markets(device_types: Sequence[str], markets: Sequence[Market]) -> list[str]:
@@ -322,3 +323,6 @@ HARDWARE: Hardware = from_json(
 
 DEVICE_TYPES: dict[str, DeviceType] = derived(HARDWARE)
 """By name."""
+
+OWN_DEVICE_TYPES: dict[str, DeviceType] = {}
+"""The same of the machines that people have, once they were read (`infra/inventory.py`)."""

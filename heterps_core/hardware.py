@@ -20,6 +20,9 @@ PAYLOAD_SHARE = 0.97
 """Share of a network's published bandwidth that tensors get: headers and acknowledgments take 2 to 4 %, measured
 between hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_clusters`)."""
 
+MAX_UNITS_PER_INSTANCE = 512
+"""Largest machine that is believed; a guard against files of other programs."""
+
 SPOT_SUFFIX = "-spot"
 """Ends the names of device types that are bought on spot."""
 
@@ -32,6 +35,16 @@ def hardware_name(device_type: str) -> str:
         'gpu-t4'
     """
     return device_type.removesuffix(SPOT_SUFFIX)
+
+
+def is_gpu(device_type: str) -> bool:
+    """Tell whether a device type is a card, as its name says, also that of a problem file.
+
+    Example:
+        >>> [is_gpu(name) for name in ("gpu-t4-spot", "cpu-c7i", "local-cpu", "gpu")]
+        [True, False, False, True]
+    """
+    return "gpu" in device_type
 
 
 class Market(StrEnum):
@@ -116,6 +129,9 @@ class InstanceOffer(Price, JsonDocument):
 
     interruptions_per_hour: float = 0.0
     """How often such an instance is preempted: 0 on-demand, above 0 on spot."""
+
+    count: int | None = None
+    """Such machines that there are; None where as many as are asked for may be available."""
 
     interruptions_source: str = ""
     """Where that figure comes from; empty on-demand."""

@@ -1,6 +1,6 @@
 """This machine in words and numbers: what a profile was measured on, and with which software.
 
-No torch here, so that a cached profile can be looked up at once.
+No torch here unless there is a card, so that a cached profile can be looked up at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from heterps_core import __version__
 
 _NUMBERS = ("cpu family", "model", "stepping", "CPU implementer", "CPU part")
 """Fields of /proc/cpuinfo that tell processors apart, of x86 and of Arm."""
+
+_CARD_DRIVER = Path("/proc/driver/nvidia")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +64,15 @@ def software_versions() -> Mapping[str, str]:
 def num_cores() -> int:
     """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def card_names() -> list[str]:
+    """Return the names of the cards that torch sees; it takes seconds to load, so a driver is looked for first."""
+    if not _CARD_DRIVER.exists():
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def multiplies_bfloat16() -> bool:

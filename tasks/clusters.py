@@ -68,6 +68,7 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
         python=rented_from.node_python,
         run_key=run_directory.secret,
         wheel=None if rented_from.runs_here else publish_node_wheel(run_directory, model),
+        lifetime_s=rented_from.lifetime_s,
     )
 
 

@@ -12,6 +12,7 @@ from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps
+from infra.inventory import OwnPrices, inventory_path
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.providers import PROVIDERS, get_provider
@@ -31,8 +32,14 @@ def _price_folder(workspace: Workspace) -> Path:
 
 
 def catalogue_of(workspace: Workspace, provider: str) -> PriceCatalogue:
-    """Return the prices that plans for a provider use: its own file, and newer ones of the last refresh."""
-    listed, newest = get_provider(provider).price_file, newest_refreshed(_price_folder(workspace))
+    """Return the prices that plans for a provider use: its own file, and newer ones of the last refresh.
+
+    Those of machines that are not rented stand in the inventory, and their device types are known afterwards.
+    """
+    chosen = get_provider(provider)
+    if chosen.has_inventory:
+        return PriceCatalogue((OwnPrices(path=inventory_path(workspace), kinds=chosen.kinds(workspace)),))
+    listed, newest = chosen.price_file, newest_refreshed(_price_folder(workspace))
     return PriceCatalogue((listed,) if newest is None else (listed, newest))
 
 
@@ -43,7 +50,15 @@ def offers_now(
     _refresh_before_renting(workspace, provider, regions=[region])
     catalogue = catalogue_of(workspace, provider)
     offers = find_offers(device_types, catalogue=catalogue, region=region)
-    return offers, [file.path for file in catalogue.files]
+    return offers, [file.path for file in catalogue.files if file.path.exists()]
+
+
+def device_types_of(workspace: Workspace, provider: str) -> list[str]:
+    """Return the names of all device types that a provider may have."""
+    chosen = get_provider(provider)
+    if not chosen.has_inventory:
+        return [*DEVICE_TYPES]
+    return [each.name for kind in chosen.kinds(workspace) for each in kind.device_types()]
 
 
 @step("refresh prices", **REPEATABLE)

@@ -15,13 +15,14 @@ from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
 from heterps_core.device_types import get_device_type, hardware_of
 from heterps_core.errors import ConfigurationError, UnknownNameError
+from heterps_core.hardware import DeviceKind
 from heterps_core.models import CTR_MODELS
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.problem.problem_builder import profiles_for_larger_tables
-from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
+from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
 from heterps_core.profiling.layer_profile import LayerProfile
-from heterps_core.profiling.measuring_process import ProfileRequest
+from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import local_profiles, with_estimates
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
 from infra.workspace import Workspace
@@ -195,8 +196,11 @@ def profile_layers(
     batch_size: int,
     device_types: Sequence[str],
     trained_with: Mapping[str, Any] = MappingProxyType({}),
+    is_here: bool = False,
 ) -> ProfiledModel:
     """Time each layer alone on this machine, and estimate the device types that are not at hand.
+
+    Where they are this machine's own (`is_here`), its cores have these times, and its cards are measured as well.
 
     The profiling batch is a micro-batch, which is what is trained at once: that of the data for the dry run, and
     that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
@@ -219,6 +223,8 @@ def profile_layers(
         [dry_run_request(request, batch_size), large_request], graph, cache_directory=cache
     )
     profiles = with_estimates(graph, large_profile, device_types)
+    if is_here:
+        profiles |= _profiles_here(workspace, large_request, graph, large_profile, device_types)
     measured = _measured_device_types(workspace, large_request, graph, device_types)
     for name in device_types:
         kept = measured.get(name) or _measured_sibling(measured, name)
@@ -232,6 +238,36 @@ def profile_layers(
         planned_request=large_request,
         measured=measured,
     )
+
+
+def _profiles_here(
+    workspace: Workspace,
+    request: ProfileRequest,
+    graph: ModelGraph,
+    measured: LayerProfile,
+    device_types: Sequence[str],
+) -> dict[str, LayerProfile]:
+    """Return the profile of this machine's cores, whose stages share memory; its cards are measured where none is."""
+    known = _measured_device_types(workspace, request, graph, device_types)
+    profiles = {}
+    for hardware in map(get_device_type, device_types):
+        if hardware.kind is DeviceKind.CPU:
+            profiles[hardware.name] = replace(
+                measured,
+                device_type=hardware.name,
+                network_boundary=measured.memory_boundary,
+                network_sum=measured.memory_sum,
+            )
+        elif hardware.name not in known:
+            (profile,) = measure_in_fresh_process(replace(without_dataset(request), device="cuda"))
+            card = DeviceProfile(
+                device_type=hardware.name,
+                instance_type=hardware.instance_families[0],
+                is_dry_run=False,
+                profile=profile,
+            )
+            DeviceProfileCache(workspace.profiles_directory).keep(request, graph, card)
+    return profiles
 
 
 def _measured_device_types(

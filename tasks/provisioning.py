@@ -20,7 +20,6 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import Caps, Spent
-from infra.bootstrap.node_start import DEFAULT_LIFETIME_S
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.prices.spot_charges import with_interruptions
 from infra.providers import Provider, get_provider
@@ -50,6 +49,12 @@ class Provisioning:
     """Cost of the plan with disks and addresses, which is compared with the caps."""
 
     is_dry_run: bool
+    machines_text: str = Provider.machines_text
+    """Where it is trained, for reports."""
+
+    runs_here: bool = True
+    """Its nodes are processes of this machine."""
+
     bucket_usd: float = 0.0
     """Cost of the run's bucket and of traffic out of its region; counts against the caps from the start."""
 
@@ -66,23 +71,17 @@ class Provisioning:
 
     @property
     def price_age(self) -> str:
-        """How old the prices of the plan are now."""
+        """How old the prices of the plan are now; those of an inventory have no age."""
         offers = [group.offer for group in self.cloud_plan.groups]
+        if offers[0].count is not None:
+            return f"price of {offers[0].price_source}"
         return age_text(offers, now=datetime.now(UTC))
-
-    @property
-    def machines(self) -> str:
-        """What is bought, such as "2 x c7i.large + 1 x g4dn.xlarge on spot"."""
-        return " + ".join(
-            f"{group.count} x {group.offer.instance_type.name}{' on spot' * (group.offer.market is Market.SPOT)}"
-            for group in self.cloud_plan.groups
-        )
 
     @property
     def summary(self) -> str:
         """What is bought and launched, in one line."""
         bucket = f", and {self.bucket_usd:.2g} USD for its bucket" if self.bucket_usd else ""
-        price = f"{self.machines} {'would cost' if self.is_dry_run else 'cost'}"
+        price = f"{self.cloud_plan.machines} {'would cost' if self.is_dry_run else 'cost'}"
         launched = sum(stage.num_replicas for stage in self.launch_stages)
         trained_here = (
             f"; trained in a dry run by {launched} process{'es' * (launched > 1)} on this machine"
@@ -148,7 +147,7 @@ def check_region(provider: str, region: str) -> None:
         ConfigurationError: The run store is in another region than the machines.
     """
     rented_from = get_provider(provider)
-    if rented_from.charges_money and rented_from.live_prices is not None:
+    if rented_from.live_prices is not None:
         rented_from.live_prices.check_regions([region])
         store_region = region_of_run_store()
         if store_region not in (None, region):
@@ -251,8 +250,11 @@ def provision(
     rented_from = get_provider(provider)
     unplanned_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + unplanned_usd_per_hour * hours
+    if rented_from.has_inventory:
+        # An hour of theirs counts a little more in plans; see `OWN_HOUR_USD`.
+        predicted_cost_usd = cloud_plan.price_usd_per_hour * hours
     bucket_usd = 0.0
-    if not rented_from.runs_here:
+    if rented_from.charges_services:
         bucket_usd = planned_bucket_usd(
             state_bytes=state_bytes, hours=hours, leaves_region=not rented_from.is_beside_store()
         )
@@ -265,7 +267,7 @@ def provision(
         spent_this_month_usd=spent_this_month_usd,
     )
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
-    is_dry_run = not rented_from.charges_money
+    is_dry_run = rented_from.is_dry_run
     stages = dry_run_stages(plan.stages, num_cores=num_cores()) if is_dry_run else plan.stages
     return Provisioning(
         cloud_plan=cloud_plan,
@@ -273,6 +275,8 @@ def provision(
         launch_stages=stages,
         predicted_cost_usd=predicted_cost_usd,
         is_dry_run=is_dry_run,
+        machines_text=rented_from.machines_text,
+        runs_here=rented_from.runs_here,
         price_files=tuple(price_files),
         fallback_plans=() if is_dry_run else tuple(fallbacks),
         bucket_usd=bucket_usd,
@@ -280,7 +284,7 @@ def provision(
 
 
 def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
-    """Check that a night on rented machines is over before they end themselves.
+    """Check that a night is over before its nodes end themselves.
 
     A dry run trains for minutes, however long the night takes that it stands for.
 
@@ -289,12 +293,14 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     """
     overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS
     seconds = evaluation.run_seconds + overhead_s
-    if not get_provider(provider).charges_money or seconds <= DEFAULT_LIFETIME_S:
+    rented_from = get_provider(provider)
+    lifetime_s = rented_from.lifetime_s
+    if rented_from.is_dry_run or seconds <= lifetime_s:
         return
-    floor = evaluation.throughput_samples_per_s * evaluation.run_seconds / (DEFAULT_LIFETIME_S - overhead_s)
+    floor = evaluation.throughput_samples_per_s * evaluation.run_seconds / (lifetime_s - overhead_s)
     raise InfeasiblePlanError(
         "lifetime of its machines",
-        f"rented machines end themselves after {DEFAULT_LIFETIME_S / SECONDS_PER_HOUR:.1f} hours, but the plan takes "
+        f"nodes end themselves after {lifetime_s / SECONDS_PER_HOUR:.1f} hours, but the plan takes "
         f"{seconds / SECONDS_PER_HOUR:.1f} hours with {overhead_s:.0f} s to start and end; nothing was launched. Set "
         f"throughput_floor_samples_per_s to {math.ceil(floor):,} or more, or ready_by to an earlier time, or train "
         f"on fewer samples or epochs",

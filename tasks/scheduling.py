@@ -11,6 +11,7 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.machine import num_cores
 from heterps_core.models.model_graph import reserved_bytes
+from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.explain.reasons import OtherPlan
 from heterps_core.planning.explain.variants import cheapest_plan
@@ -23,7 +24,9 @@ from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
 from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.text_table import usd_text
 from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
+from heterps_core.units import SECONDS_PER_MINUTE
 from tasks.planning.deadline import Deadline, PlanningTime
 from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.planning.table_disks import with_table_disks
@@ -76,7 +79,10 @@ def make_problem(
             offer_choice.instance_sizes(name, offers)  # says what is sold
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
     extra_costs = job_extra_costs(
-        profiled.planned_graph, leave_out=leave_out_costs, profiling_usd=profiling_usd
+        profiled.planned_graph,
+        leave_out=leave_out_costs,
+        profiling_usd=profiling_usd,
+        is_rented=all(offer.count is None for offer in offers),
     )
     problems = []
     for zone in offer_choice.zones_of(offers):
@@ -100,7 +106,8 @@ def make_problem(
         # Tables with dynamic ids are in memory.
         is_in_memory = profiled.planned_request.features.dynamic_ids is not None
         problem = in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
-        problems.append(with_enough_units(problem))
+        caps = {name: offer_choice.most_units(name, in_zone) for name in problem.device_types}
+        problems.append(with_enough_units(problem, caps))
     if len(problems) == 1:
         return problems[0]
     planning_time = planning_time or PlanningTime()
@@ -111,10 +118,16 @@ def make_problem(
     return problems[costs_usd.index(min(costs_usd))]
 
 
-def with_enough_units(problem: SchedulingProblem) -> SchedulingProblem:
-    """Return the problem with the least of `_MAX_UNITS` for each device type that some plan keeps, or the most."""
+def with_enough_units(problem: SchedulingProblem, caps: Mapping[str, float]) -> SchedulingProblem:
+    """Return the problem with the least of `_MAX_UNITS` for each device type that some plan keeps, or the most.
+
+    No device type has more than its cap, where it has one.
+    """
     for most in _MAX_UNITS:
-        units = {name: replace(unit, max_units=most) for name, unit in problem.device_types.items()}
+        units = {
+            name: replace(unit, max_units=int(min(most, caps.get(name, math.inf))))
+            for name, unit in problem.device_types.items()
+        }
         problem = replace(problem, device_types=units)
         if may_have_plan(problem):
             break
@@ -330,6 +343,33 @@ def with_compared(
         else:
             without_plan[name] = found
     return replace(searches, results=results, without_plan=without_plan)
+
+
+def price_on(
+    offers: Sequence[InstanceOffer],
+    profiled: ProfiledModel,
+    job: PlannedJob,
+    device_types: Sequence[str],
+    *,
+    num_epochs: int,
+) -> str:
+    """Return the machines, the time and the cost of the cheapest plan for a job on rented machines, in one line.
+
+    Raises:
+        ProvisioningError, InfeasiblePlanError: There is no plan.
+    """
+    problem = make_problem(
+        profiled,
+        offers,
+        job,
+        device_types=device_types,
+        num_epochs=num_epochs,
+        throughput_floor_samples_per_s=0.0,
+    )
+    found = find_optimum(problem)
+    machines = offer_choice.choose_instances(found.stages, offers).machines
+    minutes = evaluate(problem, found.stages).run_seconds / SECONDS_PER_MINUTE
+    return f"{machines} would train this in {minutes:,.1f} minutes and cost {usd_text(found.cost_usd)}"
 
 
 def cheaper_plan(problem: SchedulingProblem, chosen: SearchResult) -> OtherPlan | None:

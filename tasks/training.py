@@ -135,7 +135,7 @@ def write_job(
         start_model=start.model,
         worker_bytes=tuple(need.num_bytes for need in needs),
     )
-    if run.is_local:
+    if run.is_local and provisioning.runs_here:
         check_workers_fit(
             {
                 f"stage {index}": [num_bytes] * stage.num_replicas

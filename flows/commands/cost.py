@@ -103,5 +103,5 @@ def _print_runs(workspace: Workspace, *, as_json: bool) -> None:
     ]
     print("\n".join(Table(columns=COLUMNS, rows=rows).lines()))
     for provider, usd in months.items():
-        charged = "" if get_provider(provider).charges_money else " at list prices; nothing is charged"
+        charged = " at list prices; nothing is charged" if get_provider(provider).is_dry_run else ""
         print(f"  since {start_of_month(now):%Y-%m-%d}, provider {provider}: {usd:.6f} USD{charged}")

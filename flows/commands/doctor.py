@@ -2,7 +2,7 @@
 
 Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
 and time zone, and the ports of make serve. With --provider aws also at credentials, image, network, run store, and
-(by dry runs, which AWS answers without doing them) at permissions.
+(by dry runs, which AWS answers without doing them) at permissions; with here, ray or slurm at the machines there.
 
 examples:
   heterps doctor
@@ -27,7 +27,7 @@ from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks, tried
-from infra.providers import PROVIDERS, provider_of
+from infra.providers import PROVIDERS, Provider, provider_of
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
 from tasks.records.mlflow_names import DIED
 
@@ -86,6 +86,16 @@ def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> I
         yield Check(f"provider {provider}", CheckState.MISSING, found, way_out)
         return
     yield from chosen.checks()
+    if chosen.has_inventory:
+        yield tried("machines", partial(_machines, chosen, workspace))
+
+
+def _machines(provider: Provider, workspace: Workspace) -> str:
+    """Return the kinds of machines of a home with their prices; raises as `Provider.kinds`."""
+    return ", ".join(
+        f"{kind.count} x {kind.kind} at {kind.price_usd_per_hour:g} USD/hour"
+        for kind in provider.kinds(workspace)
+    )
 
 
 def as_text(checks: list[Check]) -> str:

@@ -12,6 +12,7 @@ from flows.service.schedule import nightly_timezone
 from heterps_core.data.distinct_values import tables_table
 from heterps_core.data.reading.days import parse_day
 from heterps_core.device_types import DEVICE_TYPES, in_markets
+from heterps_core.errors import HeterpsError
 from heterps_core.hardware import InstanceOffer, Market, hardware_name
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.calibration import Calibration, Correction
@@ -21,13 +22,14 @@ from heterps_core.planning.provisioning.offer_choice import offers_that_hold_wor
 from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
-from infra.providers import provider_of
+from infra.inventory import HERE
+from infra.providers import get_provider, provider_of
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import search_with_wire_dtype
-from tasks.prices import offers_now
+from tasks.prices import device_types_of, offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
 from tasks.provisioning import (
     Provisioning,
@@ -46,6 +48,9 @@ from tasks.reports.tables import cuts_table
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
 from tasks.training import training_config
+
+RENTED_AS = "local"
+"""The provider whose prices stand for those of rented machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +82,18 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     asked = run.asked
     job = _job_of(run)
     markets = [Market(market) for market in asked.markets]
-    wanted = in_markets(asked.device_types or [*DEVICE_TYPES], markets)
+    known = device_types_of(run.workspace, asked.provider)
+    wanted = in_markets(asked.device_types or known, markets)
     offers, price_files = offers_now(run.workspace, asked.provider, wanted, region=asked.region)
     others: list[str] = []
     if not asked.device_types:
         refused = not_rentable(provider_of(run.workspace, asked.provider, region=asked.region))
-        sold = sold_types([*DEVICE_TYPES], markets, offers)
+        sold = sold_types(known, markets, offers)
         wanted = [name for name in sold if hardware_name(name) not in refused]
         others = [name for name in sold if hardware_name(name) in refused]
     # Where all were tried, they are tried again.
     device_types = [name for name in wanted if name not in without] or wanted
-    profiled = profile_layers(
-        run.workspace,
-        run.clicks,
-        job,
-        model=asked.sized_model,
-        batch_size=run.batch_size,
-        device_types=[*device_types, *others],
-        trained_with=asked.trained_with,
-    )
+    profiled = _profiled(run, job, [*device_types, *others], is_here=asked.provider == HERE)
     log_step("profile", profiled.summary)
     state_bytes = sum(layer.state_bytes for layer in profiled.planned_graph.layers)
     deadline = _deadline_of(run, job, model_bytes=state_bytes)
@@ -125,6 +123,33 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
     report = search.report(problem, searches, provisioning, config)
     return NightPlan(report, profiled, learning, deadline, spot_until)
+
+
+def _profiled(run: OpenedRun, job: PlannedJob, device_types: list[str], *, is_here: bool) -> ProfiledModel:
+    return profile_layers(
+        run.workspace,
+        run.clicks,
+        job,
+        model=run.asked.sized_model,
+        batch_size=run.batch_size,
+        device_types=device_types,
+        trained_with=run.asked.trained_with,
+        is_here=is_here,
+    )
+
+
+def log_rented_price(run: OpenedRun) -> None:
+    """Log what a run on machines that are not rented would cost on rented ones."""
+    if not get_provider(run.asked.provider).has_inventory:
+        return
+    job, known = _job_of(run), [*DEVICE_TYPES]
+    try:
+        offers, _ = offers_now(run.workspace, RENTED_AS, known, region=run.asked.region)
+        sold = sold_types(known, [Market.ON_DEMAND], offers)
+        profiled = _profiled(run, job, sold, is_here=False)
+        log_step("rented", scheduling.price_on(offers, profiled, job, sold, num_epochs=run.asked.epochs))
+    except HeterpsError as problem:
+        log_step("rented", f"a price is not known: {problem}")
 
 
 def _job_of(run: OpenedRun) -> PlannedJob:
@@ -346,5 +371,6 @@ def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     report = compared(run, plan.report)
     record_plan(run.workspace, report)
     text = publish_report(run.workspace, report)
+    log_rented_price(run)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)

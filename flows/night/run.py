@@ -45,8 +45,8 @@ class OpenedRun:
 
     @property
     def is_dry_run(self) -> bool:
-        """Nothing is charged for it."""
-        return not get_provider(self.asked.provider).charges_money
+        """This machine stands for those of the plan."""
+        return get_provider(self.asked.provider).is_dry_run
 
     @property
     def batch_size(self) -> int:

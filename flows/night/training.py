@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from flows.night.plan import NightPlan, compared
+from flows.night.plan import NightPlan, compared, log_rented_price
 from flows.night.run import OpenedRun
 from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.training.outcome import Complete, Failed, Stopped
@@ -123,6 +123,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
     record_plan(run.workspace, planned, report.bills)
     record_run(run.workspace, report)
     decision = _judged(run, report, version)
+    log_rented_price(run)
     text = publish_report(run.workspace, report, decision=decision)
     close_run(run.workspace, run.tracked, status="FINISHED", reason=COMPLETED)
     drop_what_resuming_needs(run.directory)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import InstanceOffer
+from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.units import ratio
 
@@ -164,6 +164,14 @@ class ProvisioningPlan(JsonDocument):
                     f"each instance of stage {stage} must have a replica, and each replica a unit: "
                     f"{needed} replicas on {machines} instances with {units} units"
                 )
+
+    @property
+    def machines(self) -> str:
+        """The instances for people, such as "2 x c7i.large + 1 x g4dn.xlarge on spot"."""
+        return " + ".join(
+            f"{group.count} x {group.offer.instance_type.name}{' on spot' * (group.offer.market is Market.SPOT)}"
+            for group in self.groups
+        )
 
     @property
     def price_usd_per_hour(self) -> float:

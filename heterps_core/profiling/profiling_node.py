@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.device_types import get_device_type
 from heterps_core.errors import ConfigurationError, HeterpsError, TrainingError
-from heterps_core.hardware import DeviceKind, hardware_name
+from heterps_core.hardware import hardware_name, is_gpu
 from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.profiling.measuring_process import (
     ProfileRequest,
@@ -81,10 +80,8 @@ def _measure_node(request: ProfileRequest, node: Node, *, is_dry_run: bool) -> D
     Raises:
         HeterpsError: The measurement failed, or torch sees no card on a node that was rented for it.
     """
-    is_gpu = get_device_type(node.device_type).kind is DeviceKind.GPU
-    (profile,) = measure_in_fresh_process(
-        replace(request, device="cuda" if is_gpu and not is_dry_run else "cpu")
-    )
+    is_on_card = is_gpu(node.device_type) and not is_dry_run
+    (profile,) = measure_in_fresh_process(replace(request, device="cuda" if is_on_card else "cpu"))
     stands_for = " (dry run: not the device type)" if is_dry_run else ""
     return DeviceProfile(
         device_type=hardware_name(node.device_type),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.errors import ConfigurationError
+from heterps_core.hardware import is_gpu
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import WORKER_BYTES, Layer, host_bytes_of_worker
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -17,7 +18,6 @@ from heterps_core.training.checkpoint_writer import COPIED_BYTES, PIECE_BYTES
 from heterps_core.training.gradients.optimizers import get_dense_optimizer
 from heterps_core.training.job import DELAYED, TrainingConfig
 from heterps_core.training.node.host_memory import gigabytes
-from heterps_core.training.pipeline.stage_device import is_gpu
 
 _READING_BYTES_PER_ROW = 1_400
 """Bytes per row of a row group with Criteo's columns while it is read and hashed: Arrow's columns, float64 numbers

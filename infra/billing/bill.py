@@ -100,7 +100,7 @@ def bill_for_run(
     )
     lines = tuple(_line_of(list(group)) for _, group in groupby(charges, key=_line_key))
     services: tuple[ServiceLine, ...] = ()
-    if not provider.runs_here:
+    if provider.charges_services:
         services = service_lines(
             instance_seconds=sum(line.instance_seconds for line in lines),
             disk_gb_each=provider.disk_gb_each,
@@ -114,7 +114,7 @@ def bill_for_run(
         provider=provider.name,
         lines=lines,
         services=services,
-        is_dry_run=not provider.charges_money,
+        is_dry_run=provider.is_dry_run,
         computed_at=now.isoformat(),
     )
 

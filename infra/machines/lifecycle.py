@@ -38,9 +38,6 @@ _RENEWALS_PER_LEASE = 3
 _LIFETIME_PER_PLANNED = 2.0
 """A run that takes twice as long as planned is not the run that was planned."""
 
-READY_TIMEOUT_S = 300.0
-"""An EC2 instance runs within about a minute; five leave room for a slow day."""
-
 _ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -76,13 +73,14 @@ def running_cluster(
 
     check()
     run = RunDirectory(bootstrap.run_location)
-    if provider.charges_money:
+    if not provider.is_dry_run:
         bootstrap = replace(
             bootstrap,
             lifetime_s=_node_lifetime_s(
                 longest_s=bootstrap.lifetime_s,
                 planned_s=ratio(predicted_cost_usd, price_usd_per_hour, otherwise=math.inf)
                 * SECONDS_PER_HOUR,
+                start_s=provider.ready_timeout_s + CLUSTER_TIMEOUT_S,
                 price_usd_per_hour=price_usd_per_hour,
                 caps=caps,
             ),
@@ -97,7 +95,7 @@ def running_cluster(
                 ledger=ledger.checked(check),
             )
             with _lease_renewed(provider, run_id, run):
-                timeout_s = min(READY_TIMEOUT_S, caps.payable_s(price_usd_per_hour, spent()))
+                timeout_s = min(provider.ready_timeout_s, caps.payable_s(price_usd_per_hour, spent()))
                 provider.wait_until_ready(cluster, timeout_s=timeout_s)
                 logger.info(
                     "run %s: %d nodes are up, %.4g USD/hour",
@@ -136,7 +134,9 @@ def terminate_run(provider: Provider, run_id: str, *, ledger: Ledger) -> tuple[s
     )
 
 
-def _node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: float, caps: Caps) -> int:
+def _node_lifetime_s(
+    *, longest_s: int, planned_s: float, start_s: float, price_usd_per_hour: float, caps: Caps
+) -> int:
     """Return after how many seconds a node ends itself at the latest: min(longest, 2 x planned, cap / price).
 
     The fourth layer of teardown needs neither the flow nor a sweeper nor a cloud: the bootstrap script sets the
@@ -146,7 +146,7 @@ def _node_lifetime_s(*, longest_s: int, planned_s: float, price_usd_per_hour: fl
     Example:
         Planned for 20 minutes at 3 USD an hour under a cap of 1.5 USD: the least of 6 h, 40 min and 30 min.
     """
-    by_plan_s = max(_LIFETIME_PER_PLANNED * planned_s, READY_TIMEOUT_S + CLUSTER_TIMEOUT_S)
+    by_plan_s = max(_LIFETIME_PER_PLANNED * planned_s, start_s)
     return max(1, int(min(longest_s, by_plan_s, caps.payable_s(price_usd_per_hour, NOTHING_SPENT))))
 
 

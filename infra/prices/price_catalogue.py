@@ -105,7 +105,8 @@ def write_refreshed(folder: Path, offers: Iterable[InstanceOffer], *, at: dateti
         ConfigurationError: The folder cannot be written.
     """
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*_TYPE_COLUMNS, *_OFFER_COLUMNS], lineterminator="\n")
+    columns = [*_TYPE_COLUMNS, *_OFFER_COLUMNS]
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     for offer in offers:
         document = offer.to_json()
@@ -148,17 +149,18 @@ class PriceCatalogue:
         return tuple(sorted({offer.region for offer in self._offers.values() if offer.cloud == self.cloud}))
 
     def offers(self, *, region: str, market: Market = Market.ON_DEMAND) -> tuple[InstanceOffer, ...]:
-        """Return the offers of a region and market, sorted by name and zone.
+        """Return the offers of a region and market, and those of machines in no region, sorted by name and zone.
 
         Raises:
             UnknownNameError: No file has a price in the region.
             ProvisioningError: The region is known, but not with prices of this market.
         """
-        if region not in self.regions():
+        regions = self.regions()
+        if "" not in regions and region not in regions:
             way_out = f"Get the prices of others with {_REFRESH_COMMAND} --param 'regions=[\"{region}\"]'."
-            raise UnknownNameError("region with prices", region, self.regions(), way_out=way_out)
-        place = (self.cloud, region, market)
-        in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) == place]
+            raise UnknownNameError("region with prices", region, regions, way_out=way_out)
+        places = [(self.cloud, each, market) for each in ("", region)]
+        in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) in places]
         found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))
         if not found:
             raise ProvisioningError(

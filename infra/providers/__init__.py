@@ -5,10 +5,15 @@ from __future__ import annotations
 from heterps_core.errors import UnknownNameError
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Provider
+from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
 from infra.workspace import Workspace
 
-PROVIDERS: dict[str, type[Provider]] = {"aws": AwsEc2Provider, "local": LocalProvider}
+PROVIDERS: dict[str, type[Provider]] = {
+    "aws": AwsEc2Provider,
+    "here": HereProvider,
+    "local": LocalProvider,
+}
 
 __all__ = ["PROVIDERS", "Provider", "get_provider", "provider_of"]
 

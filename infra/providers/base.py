@@ -1,23 +1,26 @@
 """The interface of a provider of machines.
 
+What only some of them can answer, such as prices of now or quotas, has a default.
+
 Whatever a provider starts carries its run id and a lease from the very call that starts it, because anything added
 in a second call is missing when the first process dies in between.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import ClassVar, Self
 
-from heterps_core.cluster import Cluster, Node
-from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import hardware_name
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
-from infra.bootstrap.node_start import Bootstrap
+from heterps_core.cluster import Cluster
+from heterps_core.device_types import OWN_DEVICE_TYPES
+from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from infra.bootstrap.node_start import DEFAULT_LIFETIME_S, Bootstrap
 from infra.checks import Check
+from infra.inventory import MachineKind, inventory_path, read_inventory
 from infra.ledger.ledger import NO_MACHINE, EndReason, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
@@ -55,15 +58,20 @@ class Provider(ABC):
     """
 
     name: ClassVar[str]
-    charges_money: ClassVar[bool]
-    """False for a dry run: its bill is in list prices, and nothing is paid."""
+    is_dry_run: ClassVar[bool] = False
+    """This machine stands for those of the plan: the bill is in list prices, and nothing is paid."""
+
+    has_inventory: ClassVar[bool] = False
+    """Its machines are those that people have: the inventory lists them with its name as their home."""
+
+    machines_text: ClassVar[str] = "rented machines"
+    """Its machines, for reports."""
 
     runs_here: ClassVar[bool] = False
-    """Its nodes are processes of this machine, and meet the flow's host in a folder of the workspace. Others are
-    machines that end by shutting down, take their code from the run store, and ask the metadata service of their
-    cloud (`heterps_core/instance_metadata.py`) for their names and for notices."""
+    """Its nodes are processes of this machine, and meet the flow's host in a folder of the workspace. Others meet in
+    the run store and take their code from there."""
 
-    node_python: ClassVar[str] = "/opt/heterps/bin/python"
+    node_python: ClassVar[str] = sys.executable
     region: ClassVar[str] = REGION
     """Where machines are rented, unless another region is asked for."""
 
@@ -76,18 +84,27 @@ class Provider(ABC):
     live_prices: ClassVar[type[LivePrices] | None] = None
     """Asked for prices of now before machines are rented; None where the provider has no such service."""
 
-    lease_s: ClassVar[float]
+    lease_s: ClassVar[float] = 60.0
     """Length of a lease; a live run renews it three times in this time.
 
     It stands on the machine, for the sweeper, and in the run directory, where the node itself looks for it.
     """
 
-    minimum_billed_s: ClassVar[float]
+    ready_timeout_s: ClassVar[float] = 300.0
+    """Longest wait for machines that were launched; an EC2 instance runs within about a minute."""
+
+    lifetime_s: ClassVar[int] = DEFAULT_LIFETIME_S
+    """After this a node ends itself at the latest; caps and plan may set less."""
+
+    minimum_billed_s: ClassVar[float] = 0.0
     tags_grace_s: ClassVar[float] = 0.0
     """Age of a machine until its tags can be read; 0 where they are there from the first moment."""
 
     disk_gb_each: ClassVar[float] = 0.0
     """Size of the disk that an instance is given, in 1e9 bytes; 0 where it has none of its own."""
+
+    charges_services: ClassVar[bool] = False
+    """Disks, addresses and the run store are charged besides the machines' own price."""
 
     @classmethod
     @abstractmethod
@@ -117,6 +134,33 @@ class Provider(ABC):
         """Tell whether this very machine is where traffic to the run store is free."""
         return False
 
+    @classmethod
+    def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
+        """Ask its home for the kinds of machines that are there, as `heterps inventory` writes them; none if rented.
+
+        Raises:
+            ProvisioningError: The home does not answer.
+        """
+        return ()
+
+    @classmethod
+    def kinds(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
+        """Return its kinds of machines, whose device types plans may name from then on: listed ones, else found ones.
+
+        Raises:
+            ConfigurationError: The inventory cannot be used, or there is no machine.
+            ProvisioningError: The home does not answer.
+        """
+        listed = tuple(kind for kind in read_inventory(workspace) if kind.home == cls.name)
+        kinds = listed or cls.found_machines(workspace)
+        if cls.has_inventory and not kinds:
+            raise ConfigurationError(
+                f"provider {cls.name} needs machines, but {inventory_path(workspace)} lists none with home = "
+                f'"{cls.name}" and none was found; see docs/HOMES.md'
+            )
+        OWN_DEVICE_TYPES.update({each.name: each for kind in kinds for each in kind.device_types()})
+        return kinds
+
     def missing_images(self) -> dict[str, str]:
         """Return the architectures that no machine image boots, and how to make or name one; none without images.
 
@@ -132,15 +176,15 @@ class Provider(ABC):
 
     @classmethod
     def services_usd_per_machine_hour(cls) -> float:
-        """Return the hourly cost of a machine besides its own price; a process has no disk and no address."""
-        return 0.0 if cls.runs_here else usd_per_machine_hour(disk_gb_each=cls.disk_gb_each)
+        """Return the hourly cost of a machine besides its own price, for its disk and address."""
+        return usd_per_machine_hour(disk_gb_each=cls.disk_gb_each) if cls.charges_services else 0.0
 
     @classmethod
     def billed_usd_per_hour(cls, plan: ProvisioningPlan) -> float:
         """Return the hourly bill of all machines of a plan, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
         services_usd_per_hour = num_machines * cls.services_usd_per_machine_hour()
-        return plan.price_usd_per_hour + services_usd_per_hour + plan.disk_usd_per_hour * cls.charges_money
+        return plan.price_usd_per_hour + services_usd_per_hour + plan.disk_usd_per_hour * (not cls.is_dry_run)
 
     def now(self) -> datetime:
         """Return the time by the clock that the provider dates its machines with."""
@@ -159,7 +203,7 @@ class Provider(ABC):
         return (self.region,)
 
     def checks(self) -> Iterator[Check]:
-        """Yield the checks of renting from this machine, for `heterps doctor`; nothing is bought or made."""
+        """Yield the checks of launching from this machine, for `heterps doctor`; nothing is bought or made."""
         return iter(())
 
     def check_run_directory(self, location: str) -> None:  # noqa: B027
@@ -262,32 +306,3 @@ class Provider(ABC):
             raise ProvisioningError(f"{names} must end, and were still there after the call that ends them")
         ledger.close_run(run_id, reason=reason, at=self.now(), problem=problem)
         return ended
-
-
-def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) -> Node:
-    """Return the node that a request became."""
-    return Node(
-        node_id=request.node_id,
-        address=address,
-        device_type=request.device_type,
-        instance_type=request.offer.instance_type.name,
-        market=request.offer.market,
-        stage=request.stage,
-        num_workers=request.num_workers,
-        price_usd_per_hour=request.offer.price_usd_per_hour,
-        provider_instance_id=provider_instance_id,
-        disk_usd_per_hour=request.disk_usd_per_hour,
-        own_disk_bytes=_own_disk_bytes(request),
-        zone=request.offer.zone,
-    )
-
-
-def _own_disk_bytes(request: NodeRequest) -> float:
-    """Return the size of a machine's own disks where rows of tables go there, as its stage was planned.
-
-    Where no volume was bought, they go there too, at a speed that no plan knows.
-    """
-    hardware = DEVICE_TYPES.get(hardware_name(request.device_type))
-    if hardware is None or (request.disk_usd_per_hour > 0 and not hardware.local_disk_bytes_per_s):
-        return 0.0
-    return hardware.local_disk_bytes * hardware.equal_units_of(request.offer.instance_type)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Self
 
-from heterps_core.cluster import Cluster, Node
+from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
-from infra.ledger.ledger import EndReason, Ledger
+from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance, moment_or_none
-from infra.providers.base import Provider, node_of
+from infra.providers.base import Provider
+from infra.providers.launching import Started, launched_together
 from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
 from infra.workspace import LOOPBACK, Workspace, check_run_id, free_loopback_port
 
@@ -39,11 +39,9 @@ class LocalProvider(Provider):
     """Runs each node as a session of processes on this machine."""
 
     name: ClassVar[str] = "local"
-    charges_money: ClassVar[bool] = False
+    is_dry_run: ClassVar[bool] = True
+    machines_text: ClassVar[str] = "dry run here"
     runs_here: ClassVar[bool] = True
-    node_python: ClassVar[str] = sys.executable
-    lease_s: ClassVar[float] = 60.0
-    minimum_billed_s: ClassVar[float] = 0.0
 
     def __init__(self, state_directory: Path) -> None:
         self.state_directory = state_directory.resolve()
@@ -71,10 +69,9 @@ class LocalProvider(Provider):
             )
         known = next(filter(None, map(LeaseFile.read, self._lease_paths(run_id))), None)
         rendezvous = known.rendezvous if known else f"{LOOPBACK}:{free_loopback_port()}"
-        nodes: list[Node] = []
-        for request in plan.node_requests():
-            ledger.intend(run_id, self.name, request, at=datetime.now(UTC))
-            try:
+
+        def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
+            for request in requests:
                 lease = self._start(
                     request,
                     run_id=run_id,
@@ -82,22 +79,11 @@ class LocalProvider(Provider):
                     lease_until=lease_until,
                     bootstrap=bootstrap,
                 )
-            except OSError as problem:
-                ledger.failed(run_id, request.node_id, reason=str(problem), at=datetime.now(UTC))
-                self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED)
-                raise ProvisioningError(
-                    f"node {request.node_id} could not be started: {problem}; what was started is ended"
-                ) from problem
-            instance_id = _instance_id(run_id, request.node_id)
-            launched_at = datetime.fromisoformat(lease.launched_at)
-            ledger.launched(run_id, request.node_id, provider_instance_id=instance_id, at=launched_at)
-            nodes.append(node_of(request, address=LOOPBACK, provider_instance_id=instance_id))
-        return Cluster(
-            run_id=run_id,
-            provider=self.name,
-            nodes=tuple(nodes),
-            rendezvous=rendezvous,
-            created_at=datetime.now(UTC).isoformat(),
+                launched_at = datetime.fromisoformat(lease.launched_at)
+                yield Started(LOOPBACK, _instance_id(run_id, request.node_id), launched_at)
+
+        return launched_together(
+            self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=lambda nodes: rendezvous
         )
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
@@ -185,7 +171,7 @@ class LocalProvider(Provider):
             run_id=run_id,
             lease_s=self.lease_s,
             is_process=True,
-            is_dry_run=not self.charges_money,
+            is_dry_run=self.is_dry_run,
         )
         leader = self._processes.start(
             (run_id, request.node_id),

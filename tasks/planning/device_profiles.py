@@ -23,7 +23,7 @@ from heterps_core.units import BYTES_PER_GIB, MS_PER_S
 from infra.billing.bill import Bill
 from infra.billing.caps import Caps, Spent
 from infra.ledger.ledger import Ledger
-from infra.machines.lifecycle import READY_TIMEOUT_S, running_cluster
+from infra.machines.lifecycle import running_cluster
 from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
 from tasks.clusters import next_launch_id, node_bootstrap
@@ -91,8 +91,9 @@ def rented_for_measuring(
         BudgetExceededError: A cap is exceeded; nothing was launched.
         ProvisioningError: Another run has machines alive, or machines were not available, or could not be ended.
     """
-    price_usd_per_hour = get_provider(provider).billed_usd_per_hour(plan)
-    most_usd = usd_for(price_usd_per_hour, READY_TIMEOUT_S + TIME_LIMIT_S)
+    rented_from = get_provider(provider)
+    price_usd_per_hour = rented_from.billed_usd_per_hour(plan)
+    most_usd = usd_for(price_usd_per_hour, rented_from.ready_timeout_s + TIME_LIMIT_S)
     spent = Spent(month_usd=spent_this_month_usd)
     caps.check(price_usd_per_hour=price_usd_per_hour, predicted_cost_usd=most_usd, spent=spent)
     request = without_dataset(profiled.planned_request)

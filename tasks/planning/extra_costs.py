@@ -43,6 +43,9 @@ and share out the checkpoint."""
 KEPT_WHOLE_CHECKPOINTS = 3
 """Two with whole rows of their own, and after each what changed: up to half as much again."""
 
+OWN_HOUR_USD = 1e-6
+"""Price of an hour in plans on machines that are not rented, so that the fastest of free plans is taken."""
+
 HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
@@ -55,10 +58,12 @@ BYTES_PER_READ = 16 * 1024**2
 """As Arrow sends and the run directory asks for larger files, each part a request."""
 
 
-def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0) -> ExtraCosts:
+def job_extra_costs(
+    graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0, is_rented: bool = True
+) -> ExtraCosts:
     """Return the extra costs of a job of this model, without the terms that are left out.
 
-    Spot risk is charged where device types are on spot; on-demand machines have none.
+    Spot risk is charged where device types are on spot; on-demand machines have none. Storage of rented ones is.
 
     Raises:
         UnknownNameError: A term to leave out is not known.
@@ -69,7 +74,9 @@ def job_extra_costs(graph: ModelGraph, *, leave_out: Sequence[str], profiling_us
         startup_seconds=STARTUP_SECONDS,
         teardown_seconds=TEARDOWN_SECONDS,
         search_and_profiling_usd=profiling_usd,
-        storage_usd_per_hour=stored_gb * STORAGE_USD_PER_GB_MONTH / HOURS_PER_MONTH,
+        storage_usd_per_hour=stored_gb * STORAGE_USD_PER_GB_MONTH / HOURS_PER_MONTH
+        if is_rented
+        else OWN_HOUR_USD,
         transfer_usd_per_gb=TRANSFER_USD_PER_GB,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,

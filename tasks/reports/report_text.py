@@ -132,10 +132,11 @@ def _champion(decision: PromotionDecision | str) -> str:
 
 def _machines_text(report: PlanReport) -> str:
     bought, plan, num_planned = report.provisioning, report.chosen.plan, report.problem.num_samples
-    machines = bought.machines
+    machines = bought.cloud_plan.machines
     if machines.startswith("1 x ") and "+" not in machines:
         machines = f"fits on one {machines.removeprefix('1 x ')}"
-    seconds = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=0.0) * SECONDS_PER_HOUR
+    free_hours = report.chosen.evaluation.run_seconds / SECONDS_PER_HOUR
+    seconds = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=free_hours) * SECONDS_PER_HOUR
     text = f"{machines}: {_duration_text(seconds)} from start to end"
     if num_planned == report.num_train_rows:
         return text

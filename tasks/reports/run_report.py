@@ -100,7 +100,7 @@ class PlanReport:
     @property
     def trained_where(self) -> str:
         """For which machines the measured figures are."""
-        return "dry run here" if self.provisioning.is_dry_run else "rented machines"
+        return self.provisioning.machines_text
 
     @property
     def promised_speed(self) -> str:

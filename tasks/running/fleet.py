@@ -58,8 +58,8 @@ class FleetRun:
 
     @property
     def is_dry_run(self) -> bool:
-        """Nothing is charged for it."""
-        return not get_provider(self.provider_name).charges_money
+        """This machine stands for those of the plan."""
+        return get_provider(self.provider_name).is_dry_run
 
 
 @dataclass(frozen=True, slots=True)

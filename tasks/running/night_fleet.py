@@ -22,6 +22,7 @@ from heterps_core.training.step_metrics import read_progress
 from infra.billing.budget import BudgetWatch
 from infra.billing.caps import Caps
 from infra.machines.failover import SPOT_RETRY_S
+from infra.providers import get_provider
 from infra.providers.base import InsufficientCapacityError
 from tasks.prices import recheck_prices
 from tasks.provisioning import Provisioning
@@ -61,12 +62,12 @@ def replan_without(run: FleetRun, bought: Provisioning, problem: InsufficientCap
 
 
 def at_prices_of_now(run: FleetRun, bought: Provisioning) -> Provisioning:
-    """Return a purchase at the prices of now; those of a dry run stay.
+    """Return a purchase at the prices of now, which stay where no price can be asked for.
 
     Raises:
         BudgetExceededError: It exceeds a cap.
     """
-    if run.is_dry_run:
+    if get_provider(run.provider_name).live_prices is None:
         return bought
     rechecked = recheck_prices(
         bought,

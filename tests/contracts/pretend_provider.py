@@ -57,7 +57,7 @@ class PretendProvider(LocalProvider):
     """Looks after the machines of one region, and rents them for money."""
 
     name = "pretend"
-    charges_money = True
+    is_dry_run = False
     has_regions = True
     region = PLACE
     minimum_billed_s = 30.0

@@ -220,7 +220,6 @@ def test_a_time_zone_that_is_none_is_reported_before_the_deadline_is_needed(home
 
 OTHERS = [
     (profile_devices, {"region": "mars"}, "'mars' is not a known region"),
-    (profile_devices, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
     (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
     (profile_devices, {"epochs": 0}, "epochs must be a whole number, at least 1"),

@@ -80,7 +80,7 @@ def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
         ({"model": "ctrdn"}, UnknownNameError, "ctrdnn"),
         ({"model": "no_such_package.models:build"}, ConfigurationError, "PYTHONPATH"),
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
-        ({"provider": "gcp"}, UnknownNameError, "aws, local"),
+        ({"provider": "gcp"}, UnknownNameError, "aws, here, local"),
         ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "heterps catalogue shows all"),
         ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),
         ({"markets": ["auction"]}, UnknownNameError, "on-demand, spot"),

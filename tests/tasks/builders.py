@@ -12,7 +12,7 @@ from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.billing.caps import Caps
-from infra.providers.base import node_of
+from infra.providers.launching import node_of
 from tasks.provisioning import Provisioning
 from tasks.running.fleet import Fleet, FleetRun
 from tests.infra.builders import offer

@@ -12,10 +12,8 @@ from typing import Annotated
 
 from heterps_core.errors import UnknownNameError
 from heterps_core.field_rules import NotNegative, Text, count
+from heterps_core.hardware import MAX_UNITS_PER_INSTANCE
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
-
-MAX_UNITS_PER_INSTANCE = 512
-"""Largest machine that is believed; a guard against files that are no problem files."""
 
 MAX_INSTANCE_SIZES = 64
 

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from heterps_core.device_types import DEVICE_TYPES, get_device_type
+from heterps_core.device_types import DEVICE_TYPES, OWN_DEVICE_TYPES, get_device_type
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DeviceKind, DeviceType, InstanceOffer, Market
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
@@ -37,13 +37,6 @@ MAX_ALTERNATIVES = 9
 """Ten pools to choose from with the planned one; AWS advises to name that many for spot."""
 
 
-_CARRIED: dict[str, list[DeviceType]] = {}
-"""Instance family -> device types that it carries."""
-for _each in DEVICE_TYPES.values():
-    for _family in _each.instance_families:
-        _CARRIED.setdefault(_family, []).append(_each)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _CoverOption:
     """An offer that could serve a stage, with the units that one instance brings."""
@@ -59,9 +52,13 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
     add up to, it is charged more: one A100 is sold only in eights. `ProvisioningPlan.rounding_usd_per_hour`
     says by how much.
     """
+    carried: defaultdict[str, list[DeviceType]] = defaultdict(list)
+    for device_type in (*DEVICE_TYPES.values(), *OWN_DEVICE_TYPES.values()):
+        for family in device_type.instance_families:
+            carried[family].append(device_type)
     best: dict[str, float] = {}
     for offer in offers:
-        for hardware in _CARRIED.get(offer.instance_type.family, ()):
+        for hardware in carried[offer.instance_type.family]:
             units = hardware.units_of(offer.instance_type)
             if units > 0:
                 name, price = hardware.in_market(offer.market).name, offer.price_usd_per_hour / units
@@ -97,6 +94,15 @@ def _sizes(options: Sequence[_CoverOption]) -> tuple[InstanceSize, ...]:
         )
         for option in options
     )
+
+
+def most_units(device_type: str, offers: Iterable[InstanceOffer]) -> float:
+    """Return the units of a device type that there are; infinite where machines may be had as asked for."""
+    counts = [
+        (math.inf if option.offer.count is None else option.offer.count, option.units)
+        for option in _options_for(device_type, tuple(offers))
+    ]
+    return sum(count * units for count, units in counts)
 
 
 def interruptions_per_unit(device_type: str, offers: Iterable[InstanceOffer]) -> float:

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup, Store  # type: ignore[attr-defined]
 
 from heterps_core.cluster import Cluster
+from heterps_core.hardware import is_gpu
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node.node_life import own_node, runs_here_as_dry_run
 from heterps_core.training.node.worker_life import SignsOfLife
-from heterps_core.training.pipeline.stage_device import is_gpu, stage_device
+from heterps_core.training.pipeline.stage_device import stage_device
 from heterps_core.training.pipeline.stage_place import StagePlace, join_stage, world_group
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from heterps_core.training.storage.verified_files import read_signed_json

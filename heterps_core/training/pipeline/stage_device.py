@@ -14,26 +14,14 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from heterps_core.compute_device import CPU
-from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import SPOT_SUFFIX, DeviceKind
+from heterps_core.hardware import is_gpu
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.rank_layout import RankLayout
 
 _BLOCKING_WAIT_VARIABLE = "TORCH_NCCL_BLOCKING_WAIT"
 """With it a replica that waits in vain gets an error, as with gloo; without it torch kills the process, which then
 leaves no last words."""
-
-
-def is_gpu(device_type: str) -> bool:
-    """Tell whether a device type is a GPU; names outside the table say so themselves, as those of problem files do.
-
-    Example:
-        >>> [is_gpu(name) for name in ("gpu-t4-spot", "cpu-c7i", "local-cpu", "gpu")]
-        [True, False, False, True]
-    """
-    known = DEVICE_TYPES.get(device_type.removesuffix(SPOT_SUFFIX))
-    return "gpu" in device_type if known is None else known.kind is DeviceKind.GPU
 
 
 def stage_device(device_type: str, slot: int, *, num_slots: int, is_dry_run: bool) -> torch.device:

@@ -22,7 +22,8 @@ from infra.providers.aws.errors import UnknownProfileError, explained
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
 from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
-from infra.providers.base import InsufficientCapacityError, QuotaExceededError, node_of
+from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+from infra.providers.launching import node_of
 from infra.workspace import run_of_launch
 
 if TYPE_CHECKING:

@@ -53,7 +53,8 @@ class AwsEc2Provider(Provider):
     """
 
     name: ClassVar[str] = AWS
-    charges_money: ClassVar[bool] = True
+    charges_services: ClassVar[bool] = True
+    node_python: ClassVar[str] = "/opt/heterps/bin/python"
     has_regions: ClassVar[bool] = True
     lease_s: ClassVar[float] = 600.0
     # Amazon EC2 pricing: Linux instances are billed by the second, at least 60.

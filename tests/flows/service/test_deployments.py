@@ -1,9 +1,12 @@
 import importlib
 import json
 import logging
+from pathlib import Path
 
+import prefect
 import pytest
 import yaml
+from jsonschema import validate
 
 from flows.service.deployments import deployments
 from flows.sweep_orphans import sweep_orphans
@@ -13,6 +16,8 @@ from tasks.records import mlflow_store
 from tasks.records.mlflow_names import Tag
 from tasks.running import run_lifecycle
 from tests.paths import PROJECT
+
+WORKER_TEMPLATES = "server/api/collections_data/views/aggregate-worker-metadata.json"
 
 
 def test_deployments_are_named_as_their_flows():
@@ -44,14 +49,37 @@ def test_sweeps_do_not_pile_up_and_no_run_that_trains_depends_on_a_lease_of_pref
     )
 
 
-def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs():
-    offered = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
+@pytest.mark.parametrize("file", ["prefect.yaml", "prefect.containers.yaml"])
+def test_a_worker_is_offered_the_same_deployments_as_make_serve_runs(file):
+    offered = yaml.safe_load((PROJECT / file).read_text())["deployments"]
 
     assert {each["name"] for each in offered} == {each.name for each in deployments()}
     for each in offered:
         path, _, function = each["entrypoint"].partition(":")
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
         assert getattr(module, function).name == each["name"]
+
+
+@pytest.mark.parametrize(
+    ("file", "pool_type"),
+    [
+        ("prefect.yaml", "process"),
+        ("prefect.containers.yaml", "docker"),
+        ("prefect.containers.yaml", "kubernetes"),
+    ],
+)
+def test_a_work_pool_knows_each_variable_that_its_deployments_set(file, pool_type):
+    """By the job templates of the workers, which come with Prefect; no container was started."""
+    workers = json.loads((Path(prefect.__file__).parent / WORKER_TEMPLATES).read_text())
+    [template] = [types[pool_type] for types in workers.values() if pool_type in types]
+    variables = template["default_base_job_configuration"]["variables"]
+    known = variables["properties"]
+
+    [pool] = yaml.safe_load((PROJECT / file).read_text())["definitions"].values()
+
+    assert pool["job_variables"].keys() <= known.keys()
+    for name, value in pool["job_variables"].items():
+        validate(value, {**known[name], "definitions": variables.get("definitions", {})})
 
 
 def test_a_sweep_closes_the_record_of_a_dead_run_and_a_second_finds_nothing(

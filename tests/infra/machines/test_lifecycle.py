@@ -48,8 +48,8 @@ class InterruptedProvider(LocalProvider):
 class ChargingProvider(LocalProvider):
     """The local provider as if each machine had an address and a disk of 40 GB that are paid for."""
 
-    charges_money = True
-    runs_here = False
+    is_dry_run = False
+    charges_services = True
     disk_gb_each = 40.0
 
 
@@ -256,6 +256,8 @@ def test_disks_and_addresses_count_against_the_price_of_an_hour(ledger, tmp_path
 def test_a_node_lives_six_hours_or_twice_its_plan_or_what_its_cap_pays_whichever_is_least(
     planned_s, caps, lifetime_s
 ):
-    found = _node_lifetime_s(longest_s=SIX_HOURS_S, planned_s=planned_s, price_usd_per_hour=3.0, caps=caps)
+    found = _node_lifetime_s(
+        longest_s=SIX_HOURS_S, planned_s=planned_s, start_s=900.0, price_usd_per_hour=3.0, caps=caps
+    )
 
     assert found == lifetime_s

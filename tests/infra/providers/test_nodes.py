@@ -4,7 +4,7 @@ import pytest
 
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.prices.price_catalogue import PriceCatalogue
-from infra.providers.base import node_of
+from infra.providers.launching import node_of
 from tests.infra.builders import offer_named
 
 

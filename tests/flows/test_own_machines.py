@@ -1,0 +1,69 @@
+"""A night on this very machine: planned for its cores, trained by as many workers, at the price of the inventory."""
+
+import json
+
+import pytest
+
+from flows.command_line import run_here
+from flows.parameters import TrainParameters
+from heterps_core.errors import ConfigurationError
+from heterps_core.machine import num_cores
+from infra.inventory import inventory_path, inventory_text
+from infra.ledger.ledger import EntryState, Ledger
+from infra.providers import get_provider
+from infra.workspace import HOME_VARIABLE
+from tasks.clusters import bills_of_run
+from tasks.records.past_runs import past_trainings
+from tasks.reports.bills import bill_text
+
+SETTINGS = {"provider": "here", "batch_size": 128, "scheduler": "exact"}
+
+
+@pytest.fixture
+def workspace(tmp_path, workspace_of_runs, monkeypatch, prefect_server):
+    workspace = workspace_of_runs(tmp_path / "home")
+    monkeypatch.setenv(HOME_VARIABLE, str(workspace.root))
+    return workspace
+
+
+def trained(clicks, **settings):
+    return run_here("flows.train_ctr", TrainParameters(data=clicks, **SETTINGS, **settings))
+
+
+def test_a_night_here_trains_for_nothing_what_was_planned_and_says_its_price_on_rented_machines(
+    workspace, clicks_of_runs, capsys
+):
+    run_id = trained(clicks_of_runs)
+
+    said = capsys.readouterr().out
+    entries = Ledger(workspace.ledger_path).entries(run_id=run_id)
+    assert {(each.provider, each.device_type, each.state) for each in entries} == {
+        ("here", "cpu-here", EntryState.ENDED)
+    }
+    [past] = past_trainings(workspace, most=1)
+    [stage] = json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]["stages"]
+    assert past.plan == f"{stage['num_replicas']} x cpu-here"
+    assert 1 <= stage["num_replicas"] <= num_cores()
+    [bill] = bills_of_run(workspace, "here", run_id)
+    assert (bill.total_usd, bill.is_dry_run) == (0.0, False)
+    assert "provider here, charged: 0" in bill_text(bill)
+    assert "dry run" not in said
+    assert "minutes and cost 0.00" in said
+
+
+def test_a_night_here_is_billed_at_the_price_of_the_inventory_and_held_against_the_caps(
+    workspace, clicks_of_runs
+):
+    [machine] = get_provider("here").found_machines(workspace)
+    text = inventory_text([machine]).replace("price_usd_per_hour = 0.0", "price_usd_per_hour = 3600")
+    inventory_path(workspace).write_text(text)
+
+    with pytest.raises(
+        ConfigurationError.__base__, match="must stay within 100 USD per hour, but takes 3600"
+    ):
+        trained(clicks_of_runs, max_usd_per_hour=100.0)
+    run_id = trained(clicks_of_runs)
+
+    [entry] = Ledger(workspace.ledger_path).entries(run_id=run_id)
+    [bill] = bills_of_run(workspace, "here", run_id)
+    assert bill.total_usd == pytest.approx((entry.ended_at - entry.launched_at).total_seconds())
