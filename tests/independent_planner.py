@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from tests.partitions import all_partitions
 
 ROUNDING = 1e-12
 """Relative slack of limits, as the contract's implementation allows it."""
@@ -184,16 +185,14 @@ class CandidateStages:
     def brute_force_usd(self) -> float:
         """Return the cost of the cheapest plan with this m, infinite where there is none, by trying them all."""
         row_of = {run: index for index, run in enumerate(self.runs)}
+        names = list(self.problem.device_types)
         best = math.inf
-        for types in product(range(self.prices.size), repeat=self.problem.num_layers):
-            groups = [list(members) for _, members in groupby(enumerate(types), key=lambda item: item[1])]
-            if microbatches_of(self.problem, len(groups)) != self.num_microbatches:
+        for stages in all_partitions(self.problem):
+            if microbatches_of(self.problem, len(stages)) != self.num_microbatches:
                 continue
-            times = np.array(
-                [self.seconds[row_of[group[0][0], group[-1][0]], group[0][1]] for group in groups]
-            )
-            on = np.array([group[0][1] for group in groups])
-            best = min(best, self._cheapest_counts(times, on))
+            on = np.array([names.index(name) for _, _, name in stages])
+            rows = [row_of[first, last] for first, last, _ in stages]
+            best = min(best, self._cheapest_counts(self.seconds[rows, on], on))
         return best * self.usd_per_product
 
     def _cheapest_counts(self, times: NDArray[np.float64], on: NDArray[np.int64]) -> float:
@@ -282,7 +281,10 @@ class CheaperPlanSearch:
         return float(min(found.mip_dual_bound, found.fun)), float(reached * rates[chosen].sum())
 
     def _chain_constraints(self) -> list[LinearConstraint]:
-        """Return that the stages follow one another over all layers, each on another type than the one before."""
+        """Return that the stages follow one another over all layers.
+
+        By the papers' step each is on another type than the one before.
+        """
         num_layers, num_types = self.stages.problem.num_layers, self.num_types
         begins, ends = (
             np.zeros((num_layers + 1, num_types, len(self.stages.runs) * num_types)) for _ in "be"
@@ -299,5 +301,7 @@ class CheaperPlanSearch:
         )
         constraints = [LinearConstraint(one_begins, 1, 1)]
         if num_layers > 1:
-            constraints += [LinearConstraint(flow, 0, 0), LinearConstraint(repeats, -np.inf, 0)]
+            constraints.append(LinearConstraint(flow, 0, 0))
+            if self.stages.problem.step_model is StepModel.PAPERS:
+                constraints.append(LinearConstraint(repeats, -np.inf, 0))
         return constraints

@@ -120,7 +120,7 @@ def test_a_method_with_a_defect_and_one_without_end_are_logged(workspace, proble
     _, found = searches_of(workspace, run_id)
     assert {method for method, *_ in found} == {"slow", "cpu-only", "brute-force"}
     num_rated = {method: run.data.metrics["search/num_evaluations"] for (method, *_), run in found.items()}
-    assert (num_rated["slow"], num_rated["brute-force"]) == (2, 8)
+    assert (num_rated["slow"], num_rated["brute-force"]) == (2, 18)
     assert "failed: ZeroDivisionError: a defect" in caplog.text
     assert "70 evaluations took more than 1 s" in caplog.text
 

@@ -78,7 +78,7 @@ class PlanStages:
 
 
 def stages_of(assignments: Ints, num_types: int) -> PlanStages:
-    """Return the stages of plans given as a device type per layer, shape (P, L)."""
+    """Return the stages of plans given as `Assignments` of `plan_rater.py`, shape (P, L)."""
     num_plans, num_layers = assignments.shape
     is_last = np.ones((num_plans, num_layers), dtype=bool)
     is_last[:, :-1] = assignments[:, 1:] != assignments[:, :-1]
@@ -87,7 +87,7 @@ def stages_of(assignments: Ints, num_types: int) -> PlanStages:
     first = np.empty_like(last)
     first[1:] = last[:-1] + 1
     first[starts] = 0
-    rows = (last * (last + 1) // 2 + first) * num_types + assignments[plan, last]
+    rows = (last * (last + 1) // 2 + first) * num_types + assignments[plan, last] % num_types
     return PlanStages(rows=rows, starts=starts)
 
 

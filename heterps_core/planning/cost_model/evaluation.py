@@ -145,14 +145,14 @@ def evaluate(
 
     Raises:
         ConfigurationError: The stages do not cover the chain, name an unknown device type, or two
-            neighbouring stages share one.
+            neighbouring stages share one in the papers' model.
     """
     check_stages_cover_chain(stages, problem.num_layers)
     for left, right in pairwise(stages):
-        if left.device_type == right.device_type:
+        if problem.neighbours_differ and left.device_type == right.device_type:
             raise ConfigurationError(
-                f"neighbouring stages must differ in device type, but layers {left.first_layer}.."
-                f"{left.last_layer} and {right.first_layer}..{right.last_layer} are both on "
+                f"by the papers' step neighbouring stages must differ in device type, but layers "
+                f"{left.first_layer}..{left.last_layer} and {right.first_layer}..{right.last_layer} are both on "
                 f"{left.device_type!r}; join them"
             )
     num_microbatches = num_microbatches or num_microbatches_of(problem, len(stages))

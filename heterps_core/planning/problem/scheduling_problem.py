@@ -287,6 +287,11 @@ class SchedulingProblem(JsonDocument):
         return len(self.layers)
 
     @property
+    def neighbours_differ(self) -> bool:
+        """Whether neighbouring stages must be of different device types, as the papers' contract has it."""
+        return self.step_model is StepModel.PAPERS
+
+    @property
     def num_steps(self) -> float:
         """Training steps over all epochs: E * M / B."""
         return self.num_epochs * self.num_samples / self.batch_size

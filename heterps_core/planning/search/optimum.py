@@ -155,7 +155,9 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = N
         if low_seconds >= least_seconds:
             break
         found = least_stage_seconds(
-            FeasibilitySearch(table, most_stages=group.most_stages, deadline=deadline).reached_within,
+            FeasibilitySearch(
+                problem, table, most_stages=group.most_stages, deadline=deadline
+            ).reached_within,
             low_seconds=low_seconds,
             high_seconds=high_seconds,
         )
@@ -237,7 +239,7 @@ def _has_plan(
     _, high_seconds = stage_time_range(problem, table)
     if high_seconds == 0:
         return False
-    search = FeasibilitySearch(table, most_stages=most_stages, deadline=deadline)
+    search = FeasibilitySearch(problem, table, most_stages=most_stages, deadline=deadline)
     rows, _ = search.plan_within(min(high_seconds, limit_seconds))
     return rows is None or rows.size > 0
 

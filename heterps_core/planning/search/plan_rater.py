@@ -27,7 +27,8 @@ from heterps_core.planning.search.search_result import HistoryPoint
 from heterps_core.plans.scheduling_plan import Stage
 
 Assignments = NDArray[np.int64]
-"""Plans as a device type index per layer, shape (P, L); neighbouring equal types make one stage."""
+"""Plans as a number per layer, shape (P, L): its device type is the number modulo T, and neighbouring layers of equal
+numbers are one stage. So t and t + T are two stages on type t."""
 
 _EXACT_BATCH = 4
 

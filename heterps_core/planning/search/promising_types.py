@@ -3,8 +3,8 @@
 From a hundred types such a method draws none of the good plans within its budget. The proof has all types, so its
 plan is taken where a type that was left out makes a cheaper one.
 
-The proof leaves out no type that another one dominates: neighbouring stages are of different types, so a type that is
-no better lets two stages follow one another on the same hardware, and its cap adds to the other's.
+The proof leaves out no type that another one dominates, as its cap adds to the other's. Methods propose runs of
+layers on one type; plans with two neighbouring stages on one type come from the proof.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ def dry_run_problem(
 ) -> tuple[SchedulingProblem, tuple[Stage, ...]]:
     """Return a dry run as a planning problem of its own, and its stages with that problem's device types.
 
-    Each stage becomes a device type "<name>-stage-<i>", so that neighbours differ in type, as the contract asks.
-    Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and each layer's seconds are
-    k times those of one replica. What crosses between stages and among replicas lies in memory, which costs processor
-    time alone.
+    Each stage becomes a device type "<name>-stage-<i>", as the messages of a table cost each replica more where its
+    stage has more of them. Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and
+    each layer's seconds are k times those of one replica. What crosses between stages and among replicas lies in
+    memory, which costs processor time alone.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.

@@ -4,8 +4,11 @@ Caps over the whole plan couple the stages. With a price on each scarce unit in 
 programming finds the cheapest partition, and the least price of any with a given stage: stages that no better
 partition can have are struck out.
 
-Shape legend: n = candidate stages, T = device types, E = further resources (a limit on stages, on interruptions),
-R = T + E, L = layers, Q = price sets.
+Where boundaries have prices, the type of the stage before a layer matters for the stages from the layer on; elsewhere
+all types are one there, B = 1.
+
+Shape legend: n = candidate stages, T = device types, B = types that boundaries tell apart, E = further resources (a
+limit on stages, on interruptions), R = T + E, L = layers, Q = price sets.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ ROUNDING = 1e-12
 """Relative, of sums of prices."""
 
 
+def prices_of_differing_neighbours(types: Ints, num_layers: int) -> Floats:
+    """Return prices of boundaries between columns of some types: 0, infinite between two of one type; (L, T, T)."""
+    forbidden = np.where(types[:, None] == types, np.inf, 0.0)
+    return np.broadcast_to(forbidden, (num_layers, *forbidden.shape))
+
+
 class CappedChain:
     """Candidate stages with their prices and units; finds their cheapest partition of the chain within the caps.
 
@@ -31,9 +40,9 @@ class CappedChain:
         units: Units that each takes of its type, shape (n,).
         caps: Units of each type over the whole plan, shape (T,).
         num_layers: L.
-        change_prices: Price of a boundary before a layer between two types, shape (L, T, T); None where free.
+        change_prices: Price of a boundary before a layer between two types, infinite where they may be no neighbours;
+            shape (L, T, T); None where all are free.
         further: What each takes of further resources, and their caps; shapes (E, n) and (E,).
-        kinds: Of each type; neighbours are of different kinds; shape (T,). By default each type is one.
     """
 
     def __init__(
@@ -46,7 +55,6 @@ class CappedChain:
         num_layers: int,
         change_prices: Floats | None = None,
         further: tuple[Floats, Floats] | None = None,
-        kinds: Ints | None = None,
     ) -> None:
         self.rows, self.prices, self.units = rows, prices, units
         self.num_layers, self.num_types = num_layers, caps.size
@@ -55,15 +63,17 @@ class CappedChain:
         self.further, further_caps = (np.empty((0, rows.size)), np.empty(0)) if further is None else further
         self.caps = np.append(caps, further_caps)
         self.change_prices = change_prices
-        self.kinds = np.arange(self.num_types) if kinds is None else kinds
-        self.forbidden = np.where(self.kinds[:, None] == self.kinds, np.inf, 0.0)
+        self.boundary_types = np.zeros_like(self.types) if change_prices is None else self.types
+        self.num_boundary_types = 1 if change_prices is None else self.num_types
         # In the order of first layer and type, for dynamic programming from the end.
-        self._by_first = np.lexsort((self.types, self.firsts))
-        keys = self.firsts[self._by_first] * self.num_types + self.types[self._by_first]
+        self._by_first = np.lexsort((self.boundary_types, self.firsts))
+        keys = (self.firsts * self.num_boundary_types + self.boundary_types)[self._by_first]
         self._groups, self._starts = np.unique(keys, return_index=True)
         self._ends = np.append(self._starts[1:], keys.size)
-        self._group_bounds = np.searchsorted(self._groups // self.num_types, np.arange(num_layers + 1))
-        self._next = (self.lasts[self._by_first] + 1) * self.num_types + self.types[self._by_first]
+        self._group_bounds = np.searchsorted(
+            self._groups // self.num_boundary_types, np.arange(num_layers + 1)
+        )
+        self._next = ((self.lasts + 1) * self.num_boundary_types + self.boundary_types)[self._by_first]
 
     def take(self, chosen: NDArray[np.bool_]) -> CappedChain:
         """Return the chain with some of the candidates."""
@@ -75,7 +85,6 @@ class CappedChain:
             num_layers=self.num_layers,
             change_prices=self.change_prices,
             further=(self.further[:, chosen], self.caps[self.num_types :]),
-            kinds=self.kinds,
         )
 
     def positions(self, rows: Ints) -> Ints | None:
@@ -96,28 +105,27 @@ class CappedChain:
     def completions(self, full_prices: Floats) -> Floats:
         """Return the least price of layers a.. to the end where the stage before a is on type t.
 
-        Full prices of shape (Q, n) give (Q, L + 1, T), of which row L is 0.
+        Full prices of shape (Q, n) give (Q, L + 1, B), of which row L is 0.
         """
         num_sets = len(full_prices)
-        after = np.zeros((num_sets, self.num_layers + 1, self.num_types))
+        after = np.zeros((num_sets, self.num_layers + 1, self.num_boundary_types))
         flat = after.reshape(num_sets, -1)
         ordered = full_prices[:, self._by_first]
         for first in range(self.num_layers - 1, -1, -1):
             beginning = self._beginnings(first, ordered, flat)
-            changed = self.forbidden
-            if self.change_prices is not None and first:
-                changed = changed + self.change_prices[first]
-            after[:, first] = (changed + beginning[:, None, :]).min(axis=2)
+            if self.change_prices is not None:
+                beginning = (self.change_prices[first] + beginning[:, None, :]).min(axis=2)
+            after[:, first] = beginning
         return after
 
     def _beginnings(self, first: int, ordered: Floats, flat_after: Floats) -> Floats:
-        """Return the least price of layers first.. to the end by the type of their first stage, shape (Q, T)."""
-        beginning = np.full((len(ordered), self.num_types), np.inf)
+        """Return the least price of layers first.. to the end by the type of their first stage, shape (Q, B)."""
+        beginning = np.full((len(ordered), self.num_boundary_types), np.inf)
         low, high = self._group_bounds[first], self._group_bounds[first + 1]
         if low < high:
             start, end = self._starts[low], self._ends[high - 1]
             totals = ordered[:, start:end] + flat_after[:, self._next[start:end]]
-            beginning[:, self._groups[low:high] % self.num_types] = np.minimum.reduceat(
+            beginning[:, self._groups[low:high] % self.num_boundary_types] = np.minimum.reduceat(
                 totals, self._starts[low:high] - start, axis=1
             )
         return beginning
@@ -129,7 +137,7 @@ class CappedChain:
     def cheapest(self, full_prices: Floats, after: Floats) -> tuple[float, Ints]:
         """Return the least price of a partition and the positions of its stages, for one price set.
 
-        Their completions have shape (L + 1, T).
+        Their completions have shape (L + 1, B).
         """
         ordered, flat = full_prices[self._by_first], after.reshape(-1)
         stages: list[int] = []
@@ -140,11 +148,9 @@ class CappedChain:
                 return np.inf, np.empty(0, dtype=np.int64)
             start, end = self._starts[low], self._ends[high - 1]
             totals = ordered[start:end] + flat[self._next[start:end]]
-            types = self.types[self._by_first[start:end]]
-            if before >= 0:
-                totals = totals + self.forbidden[before, types]
-                if self.change_prices is not None:
-                    totals = totals + self.change_prices[first, before, types]
+            if before >= 0 and self.change_prices is not None:
+                types = self.types[self._by_first[start:end]]
+                totals = totals + self.change_prices[first, before, types]
             best = int(totals.argmin())
             if not np.isfinite(totals[best]):
                 return np.inf, np.empty(0, dtype=np.int64)
@@ -155,22 +161,21 @@ class CappedChain:
         return price, np.array(stages)
 
     def reaching(self, full_prices: Floats) -> Floats:
-        """Return the least price of layers ..a - 1 where the stage from a on is on type t, shape (L + 1, T)."""
-        before = np.full((self.num_layers + 1, self.num_types), np.inf)
+        """Return the least price of layers ..a - 1 where the stage from a on is on type t, shape (L + 1, B)."""
+        before = np.full((self.num_layers + 1, self.num_boundary_types), np.inf)
         before[0] = 0.0
         flat = before.reshape(-1)
         ends = np.searchsorted(self.lasts, np.arange(self.num_layers + 1))
-        keys = self.firsts * self.num_types + self.types
+        keys = self.firsts * self.num_boundary_types + self.boundary_types
         for last in range(self.num_layers - 1):
             chosen = slice(ends[last], ends[last + 1])
             if chosen.start == chosen.stop:
                 continue
-            ending = np.full(self.num_types, np.inf)
-            np.minimum.at(ending, self.types[chosen], full_prices[chosen] + flat[keys[chosen]])
-            changed = self.forbidden
+            ending = np.full(self.num_boundary_types, np.inf)
+            np.minimum.at(ending, self.boundary_types[chosen], full_prices[chosen] + flat[keys[chosen]])
             if self.change_prices is not None:
-                changed = changed + self.change_prices[last + 1]
-            before[last + 1] = (ending[:, None] + changed).min(axis=0)
+                ending = (ending[:, None] + self.change_prices[last + 1]).min(axis=0)
+            before[last + 1] = ending
         return before
 
     def used(self, stages: Ints) -> Floats:
@@ -191,7 +196,8 @@ class CappedChain:
         np.maximum.at(per_unit, self.types, self.prices / self.units)
         highest = float(per_unit @ self.caps[: self.num_types])
         if self.change_prices is not None:
-            highest += float(self.change_prices.max(axis=(1, 2)).sum())
+            is_allowed = np.isfinite(self.change_prices)
+            highest += float(self.change_prices.max(axis=(1, 2), where=is_allowed, initial=0.0).sum())
         return highest * (1 + 1e-9)
 
     def without_hopeless(self, scarcity: Floats, target: float) -> CappedChain:
@@ -199,9 +205,9 @@ class CappedChain:
         full = self.full_prices(scarcity)
         after = self.completions(full[None])[0]
         bounds = (
-            self.reaching(full)[self.firsts, self.types]
+            self.reaching(full)[self.firsts, self.boundary_types]
             + full
-            + after[self.lasts + 1, self.types]
+            + after[self.lasts + 1, self.boundary_types]
             - float(scarcity @ self.caps)
         )
         is_near = bounds < target + ROUNDING * abs(target)

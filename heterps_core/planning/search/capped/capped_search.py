@@ -188,7 +188,7 @@ class CappedSearch:
             group = self.groups[index]
             # What stages are charged does not matter here.
             table = segment_table(self.problem, num_microbatches=group.num_microbatches)
-            search = FeasibilitySearch(table, most_stages=group.most_stages, deadline=half)
+            search = FeasibilitySearch(self.problem, table, most_stages=group.most_stages, deadline=half)
             rows, _ = search.plan_within(seconds)
             if rows is not None and rows.size:
                 return rows[np.argsort(rows // len(self.problem.device_types))]

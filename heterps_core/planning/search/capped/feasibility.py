@@ -9,7 +9,7 @@ import numpy as np
 from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
-from heterps_core.planning.search.capped.capped_chain import CappedChain
+from heterps_core.planning.search.capped.capped_chain import CappedChain, prices_of_differing_neighbours
 from heterps_core.planning.search.capped.partial_plans import MAX_PARTIAL_PLANS, cheapest_below
 from heterps_core.planning.search.capped.scarcity_prices import ascend
 
@@ -21,13 +21,25 @@ class FeasibilitySearch:
     """Finds plans that keep memory and caps at given stage times, whatever they cost.
 
     Args:
+        table: Candidate stages of the problem, shape (G, T).
         deadline: Of `time.process_time`, from which on no plan is met; infinite for none.
     """
 
     def __init__(
-        self, table: StageTable, *, most_stages: int | None = None, deadline: float = np.inf
+        self,
+        problem: SchedulingProblem,
+        table: StageTable,
+        *,
+        most_stages: int | None = None,
+        deadline: float = np.inf,
     ) -> None:
         self.table, self.most_stages, self.deadline = table, most_stages, deadline
+        self.num_layers = problem.num_layers
+        self.change_prices = (
+            prices_of_differing_neighbours(np.arange(len(problem.device_types)), problem.num_layers)
+            if problem.neighbours_differ
+            else None
+        )
 
     def reached_within(self, x: float) -> float:
         """Return the longest stage time of a plan that was met within x, infinite where none was."""
@@ -47,7 +59,8 @@ class FeasibilitySearch:
             prices=flat[rows] / self.table.max_units[types],
             units=flat[rows],
             caps=self.table.max_units,
-            num_layers=int((np.sqrt(8 * len(replicas) + 1) - 1) // 2),
+            num_layers=self.num_layers,
+            change_prices=self.change_prices,
             further=None
             if self.most_stages is None
             else (np.ones((1, rows.size)), np.array([float(self.most_stages)])),

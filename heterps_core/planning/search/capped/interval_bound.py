@@ -123,7 +123,6 @@ class IntervalBounds:
                 units=units[is_possible],
                 caps=self.caps,
                 num_layers=self.problem.num_layers,
-                kinds=self.columns.types,
             )
             fewest_stages = ascend(chain, target=most_stages[-1] + 1.0).lower_bound - _ROUNDING
             if most_stages[plans.group] >= fewest_stages:
@@ -326,10 +325,9 @@ class _Candidates:
             units=self.units,
             caps=self.caps,
             num_layers=self.num_layers,
-            change_prices=change_prices,
+            change_prices=self.columns.change_prices(change_prices, self.num_layers),
             further=(
                 np.array([taken for taken, _ in further]).reshape(len(further), self.rows.size),
                 np.array([cap for _, cap in further]),
             ),
-            kinds=self.columns.types,
         )

@@ -1,8 +1,8 @@
 """The cheapest partition within the caps as a mixed-integer programme, solved by HiGHS.
 
 Each candidate stage and each boundary between two types is an arc of a network from the first layer to the last; a
-plan is a path. The solver's cuts close what prices on scarce units and partial plans leave open where caps are so
-tight that few plans keep them.
+plan is a path. Where boundaries are free, they do not tell types apart. The solver's cuts close what prices on scarce
+units and partial plans leave open where caps are so tight that few plans keep them.
 """
 
 from __future__ import annotations
@@ -82,15 +82,18 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     """
     from scipy.sparse import csr_array
 
-    num_types, num_layers, stages = chain.num_types, chain.num_layers, np.arange(chain.rows.size)
-    begins = chain.firsts * num_types + chain.types
-    ends = (chain.lasts + 1) * num_types + chain.types
+    num_types, num_layers, stages = chain.num_boundary_types, chain.num_layers, np.arange(chain.rows.size)
+    begins = chain.firsts * num_types + chain.boundary_types
+    ends = (chain.lasts + 1) * num_types + chain.boundary_types
     inner_begins = np.unique(begins[chain.firsts > 0])
     inner_ends = np.unique(ends[chain.lasts + 1 < num_layers])
-    before, after = np.nonzero(
-        (inner_ends[:, None] // num_types == inner_begins // num_types)
-        & (chain.kinds[inner_ends[:, None] % num_types] != chain.kinds[inner_begins % num_types])
-    )
+    before, after = np.nonzero(inner_ends[:, None] // num_types == inner_begins // num_types)
+    prices = np.zeros(before.size)
+    if chain.change_prices is not None:
+        layers = inner_begins[after] // num_types
+        prices = chain.change_prices[layers, inner_ends[before] % num_types, inner_begins[after] % num_types]
+        is_allowed = np.isfinite(prices)
+        before, after, prices = before[is_allowed], after[is_allowed], prices[is_allowed]
     arcs = chain.rows.size + np.arange(before.size)
     into, out = 1 + np.arange(inner_begins.size), 1 + inner_begins.size + np.arange(inner_ends.size)
     begun, goes_on = chain.firsts > 0, chain.lasts + 1 < num_layers
@@ -104,8 +107,4 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     nodes, columns = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     signs = np.concatenate([np.full(part[0].size, part[2]) for part in parts])
     shape = (1 + inner_begins.size + inner_ends.size, chain.rows.size + before.size)
-    prices = np.zeros(before.size)
-    if chain.change_prices is not None:
-        layers = inner_begins[after] // num_types
-        prices = chain.change_prices[layers, inner_ends[before] % num_types, inner_begins[after] % num_types]
     return csr_array((signs, (nodes, columns)), shape=shape), prices

@@ -48,8 +48,9 @@ def cheapest_below(
 ) -> CappedPartition:
     """Return the cheapest partition below the target by extending partial plans, or a bound.
 
-    A partial plan ends before some layer, its last stage is on some type, and what matters of it are the resources
-    that it uses and its price: with fewer or equal of all of them it is at least as good. Both stand in one row of
+    A partial plan ends before some layer, its last stage is on some type where boundaries have prices, and the rest
+    that matters are the resources that it uses and its price: with fewer or equal of all of them it is at least as
+    good. Both stand in one row of
     `spent`: R columns of resources, then the price. Resources without a price are left aside first, so that one
     partial plan stands for many; where the cheapest partition takes too much of one, it is counted as well.
 
@@ -91,7 +92,7 @@ class _PartialPlanSearch:
         self.allowance = float(scarcity @ chain.caps)
         self.caps = np.where(is_counted, chain.caps, np.inf)
         self.compared = [*np.flatnonzero(is_counted).tolist(), chain.caps.size]
-        ends = chain.lasts + 1, chain.types
+        ends = chain.lasts + 1, chain.boundary_types
         self.full_ahead = full[0] + after[0][ends]
         self.plain_ahead = full[1] + after[1][ends]
         self.dropped_bound = np.inf
@@ -145,16 +146,15 @@ class _PartialPlanSearch:
             return
         stages = chain._by_first[chain._starts[low] : chain._ends[high - 1]]
         types, units, prices = chain.types[stages], chain.units[stages], chain.prices[stages]
-        lasts = chain.lasts[stages]
+        reached = chain.lasts[stages] * chain.num_boundary_types + chain.boundary_types[stages]
         full_spent = spent @ self.weights - self.allowance
         left = self.caps[: chain.num_types] - spent[:, : chain.num_types]
         size = max(1, _NUMBERS_PER_PASS // stages.size)
         for start in range(0, len(spent), size):
             some = slice(start, start + size)
-            before = last_types[some, None]
-            change = np.where(before >= 0, chain.forbidden[before, types], 0.0)
+            change = np.zeros((len(spent[some]), stages.size))
             if chain.change_prices is not None and first > 0:
-                change += chain.change_prices[first][before, types]
+                change = chain.change_prices[first][last_types[some, None], types]
             is_near = full_spent[some, None] + (self.full_ahead[stages] + change) < self.limit
             is_near &= spent[some, -1, None] + (self.plain_ahead[stages] + change) < self.limit
             is_near &= units <= left[some][:, types]
@@ -164,7 +164,7 @@ class _PartialPlanSearch:
             if not parents.size:
                 continue
             bounds = full_spent[start + parents] + self.full_ahead[stages[steps]] + change[parents, steps]
-            keys = lasts[steps] * chain.num_types + types[steps]
+            keys = reached[steps]
             order = np.lexsort((bounds, keys))
             parents, steps, keys = parents[order], steps[order], keys[order]
             found, starts = np.unique(keys, return_index=True)
@@ -181,7 +181,7 @@ class _PartialPlanSearch:
             origins = np.stack([parents + start + offset, stages[steps]], axis=1)
             ends = [*starts[1:].tolist(), keys.size]
             for key, begin, end in zip(found.tolist(), starts.tolist(), ends, strict=True):
-                last, device_type = divmod(key, chain.num_types)
+                last, device_type = divmod(key, chain.num_boundary_types)
                 batch = waiting[last + 1].setdefault(device_type, [])
                 batch.append((grown[begin:end], origins[begin:end]))
                 if sum(len(part[0]) for part in batch) > 8 * self.most_partial_plans:
@@ -209,7 +209,7 @@ class _PartialPlanSearch:
         if len(spent) > self.most_partial_plans:
             # A lower bound of what is dropped: its price with scarcity charged, and what must follow at least.
             stage = origins[0, 1]
-            ahead = float(self.after[self.chain.lasts[stage] + 1, self.chain.types[stage]])
+            ahead = float(self.after[self.chain.lasts[stage] + 1, self.chain.boundary_types[stage]])
             self.dropped_bound = min(
                 self.dropped_bound,
                 float(spent[self.most_partial_plans] @ self.weights) - self.allowance + ahead,

@@ -2,7 +2,7 @@
 
 A plan that is all on spot buys one machine on-demand, in the stage where that adds least. A search that adds up over
 stages sees such a stage as one of another type: each type on spot has a second column, at the price with a machine
-on-demand, and some stage must be of a column with one. Both columns of a type share its cap, and are no neighbours.
+on-demand, and some stage must be of a column with one. Both columns of a type share its cap.
 
 Shape legend: C = columns, T = device types, L = layers, n = candidate stages.
 """
@@ -20,6 +20,7 @@ from heterps_core.planning.cost_model.objective import Objective
 from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.search.capped.capped_chain import prices_of_differing_neighbours
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +34,9 @@ class StageColumns:
     has_on_demand: NDArray[np.bool_]
     """Whether stages of a column have a machine on-demand, shape (C,)."""
 
+    neighbours_differ: bool
+    """Whether neighbouring stages must be of different types."""
+
     @classmethod
     def of(cls, problem: SchedulingProblem) -> StageColumns:
         """Return the columns of a problem."""
@@ -42,6 +46,7 @@ class StageColumns:
             num_types=len(sizes),
             types=np.array([*range(len(sizes)), *further]),
             has_on_demand=np.array([*(each is None for each in sizes), *(True for _ in further)]),
+            neighbours_differ=problem.neighbours_differ,
         )
 
     @property
@@ -86,6 +91,13 @@ class StageColumns:
             interruptions_per_hour=objective.interruptions_per_hour[self.types],
             transfer_products=None if transfers is None else transfers[:, self.types[:, None], self.types],
         )
+
+    def change_prices(self, prices: Floats | None, num_layers: int) -> Floats | None:
+        """Return the prices of boundaries, infinite between stages that may be no neighbours; see `CappedChain`."""
+        if not self.neighbours_differ:
+            return prices
+        forbidden = prices_of_differing_neighbours(self.types, num_layers)
+        return forbidden if prices is None else forbidden + prices
 
     def limits(self, rows: Ints, units: Floats, caps: Floats, num_layers: int) -> list[tuple[Floats, float]]:
         """Return what each candidate takes of further resources, and their caps.

@@ -41,6 +41,7 @@ class WindowSearch:
         self.positions[self.index] = np.arange(chain.rows.size)
         self.caps = chain.caps[: chain.num_types]
         self.weights = np.ones(chain.num_types)
+        self._free = np.zeros((chain.num_types, chain.num_types))
 
     def partitions(self, stages: Ints, scarcity: Floats, num_sweeps: int) -> Iterator[Ints]:
         """Yield partitions within the caps, each cheaper than the one before, as positions in the chain.
@@ -151,7 +152,5 @@ class WindowSearch:
         return used
 
     def _change(self, layer: int) -> Floats:
-        """Return the price of a boundary before a layer, infinite where the type stays; shape (T, T)."""
-        if self.chain.change_prices is None:
-            return self.chain.forbidden
-        return np.asarray(self.chain.forbidden + self.chain.change_prices[layer])
+        """Return the price of a boundary before a layer, shape (T, T)."""
+        return self._free if self.chain.change_prices is None else self.chain.change_prices[layer]

@@ -73,7 +73,7 @@ def test_the_budget_reaches_the_search(tmp_path):
         (
             [FIVE_LAYERS, "--scheduler", "brute-force", "--budget-evaluations", "9"],
             2,
-            "3^5 = 243 assignments",
+            "3 * 3^4 = 243 plans",
         ),
     ],
 )

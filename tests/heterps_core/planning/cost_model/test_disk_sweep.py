@@ -1,7 +1,7 @@
 """Stages whose rows lie on disk: the time of a sweep worked out by hand, and plans against trying every one."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from math import inf
 from types import SimpleNamespace
 
@@ -23,6 +23,7 @@ from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem, with_disks
 from tests.heterps_core.planning.plain_stage import plain_stage
+from tests.partitions import all_partitions
 from tests.tiers import weekly_after
 
 
@@ -180,15 +181,10 @@ def test_the_optimum_is_what_trying_every_plan_finds(seed, step_model, monkeypat
     # The formula alone: what stages wait for one another is the simulation's.
     monkeypatch.setattr(evaluation, "simulate", lambda load: SimpleNamespace(step_seconds=0.0))
     problem = drawn_problem(seed, step_model=step_model, num_layers=3)
-    names = problem.device_type_names
     expected = inf
-    for types in product(names, repeat=3):
-        bounds = [0, *(i for i in range(1, 3) if types[i] != types[i - 1]), 3]
-        for counts in product(range(1, 6), repeat=len(bounds) - 1):
-            plan = [
-                Stage(first, stop - 1, types[first], count)
-                for (first, stop), count in zip(pairwise(bounds), counts, strict=True)
-            ]
+    for runs in all_partitions(problem):
+        for counts in product(range(1, 6), repeat=len(runs)):
+            plan = [Stage(*run, count) for run, count in zip(runs, counts, strict=True)]
             evaluated = evaluate(problem, plan)
             if not evaluated.violations:
                 expected = min(expected, evaluated.cost_usd)

@@ -4,7 +4,12 @@ import pytest
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.evaluation import evaluate
-from heterps_core.planning.problem.scheduling_problem import LayerCosts, SchedulingProblem, UnitType
+from heterps_core.planning.problem.scheduling_problem import (
+    LayerCosts,
+    SchedulingProblem,
+    StepModel,
+    UnitType,
+)
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
@@ -93,6 +98,17 @@ def test_units_are_counted_over_the_whole_plan(problem):
     stages = [Stage(0, 0, "cpu", 3), Stage(1, 1, "gpu", 1), Stage(2, 2, "cpu", 2)]
 
     assert "units cap" in [violation.constraint for violation in evaluate(three_stages, stages).violations]
+
+
+def test_two_neighbouring_stages_of_the_trainers_step_may_stand_on_one_type_and_share_its_cap(problem):
+    problem = replace(problem, step_model=StepModel.TRAINER)
+
+    found = evaluate(problem, [Stage(0, 0, "cpu", 3), Stage(1, 1, "cpu", 1)])
+    too_many = evaluate(problem, [Stage(0, 0, "cpu", 3), Stage(1, 1, "cpu", 2)])
+
+    assert found.price_usd_per_hour == 4 * 0.5
+    assert "units cap" not in [violation.constraint for violation in found.violations]
+    assert "units cap" in [violation.constraint for violation in too_many.violations]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The trainer's step: its formula written again, and what planning by it finds against trying every plan."""
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -23,6 +23,7 @@ from tests.builders import make_problem, with_exchange_work
 from tests.heterps_core.planning.plain_stage import plain_stage
 from tests.heterps_core.planning.simulate.event_queue import simulate_by_events
 from tests.independent_planner import CandidateStages
+from tests.partitions import all_partitions
 from tests.tiers import weekly_after
 
 
@@ -99,18 +100,9 @@ def stage_seconds_by_hand(problem: SchedulingProblem, stage: Stage, num_microbat
 
 def all_plans(problem: SchedulingProblem, most_replicas: int):
     """Yield all plans whose stages have at most so many replicas."""
-    names = problem.device_type_names
-    for types in product(names, repeat=problem.num_layers):
-        bounds = [
-            0,
-            *(i for i in range(1, problem.num_layers) if types[i] != types[i - 1]),
-            problem.num_layers,
-        ]
-        for counts in product(range(1, most_replicas + 1), repeat=len(bounds) - 1):
-            yield tuple(
-                Stage(first, stop - 1, types[first], count)
-                for (first, stop), count in zip(pairwise(bounds), counts, strict=True)
-            )
+    for runs in all_partitions(problem):
+        for counts in product(range(1, most_replicas + 1), repeat=len(runs)):
+            yield tuple(Stage(*run, count) for run, count in zip(runs, counts, strict=True))
 
 
 @pytest.mark.usefixtures("formula_alone")
@@ -191,6 +183,22 @@ def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, exchang
     assert found.cost_lower_bound_usd <= expected * (1 + 1e-9)
     assert found.cost_usd == pytest.approx(expected, rel=1e-9)
     assert not evaluate(problem, found.stages).violations
+
+
+@pytest.mark.usefixtures("formula_alone")
+@pytest.mark.parametrize("seed", range(3))
+def test_neighbouring_stages_stand_on_the_only_type_where_its_memory_holds_no_more(seed):
+    problem = trainer_problem(seed, num_layers=3, num_types=1, exchange_work=True)
+    [(name, unit)] = problem.device_types.items()
+    layers = tuple(replace(layer, is_sharded=False, state_bytes=1e9) for layer in problem.layers)
+    unit = replace(unit, memory_bytes=2.5e9, max_units=5)
+    problem = replace(problem, layers=layers, device_types={name: unit})
+
+    found = find_optimum(problem)
+
+    assert len(found.stages) > 1
+    assert found.cost_usd == pytest.approx(cheapest_by_trying_all(problem), rel=1e-9)
+    assert found.cost_lower_bound_usd == found.cost_usd
 
 
 @pytest.mark.usefixtures("formula_alone")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby, product
+from itertools import product
 
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.problem.extra_costs import ExtraCosts, InstanceSize
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.partitions import all_partitions
 
 
 def tiny_problem(seed, *, num_layers=3, num_types=3, max_units=4, floor_samples_per_s=2_000.0):
@@ -87,17 +88,13 @@ def placement_of(stages):
 def feasible_plans(problem):
     """Return (placement, stages, cost) of every plan that keeps all constraints."""
     plans = []
-    for placement in product(problem.device_types, repeat=problem.num_layers):
-        runs = []
-        for name, layers in groupby(range(problem.num_layers), key=placement.__getitem__):
-            indices = list(layers)
-            runs.append((indices[0], indices[-1], name))
+    for runs in all_partitions(problem):
         most = [problem.device_types[name].max_units for _, _, name in runs]
         for counts in product(*(range(1, units + 1) for units in most)):
             stages = tuple(Stage(*run, count) for run, count in zip(runs, counts, strict=True))
             evaluation = evaluate(problem, stages)
             if not evaluation.violations:
-                plans.append((placement, stages, evaluation.cost_usd))
+                plans.append((placement_of(stages), stages, evaluation.cost_usd))
     return plans
 
 

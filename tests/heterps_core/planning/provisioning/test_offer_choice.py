@@ -99,6 +99,28 @@ def test_mixes_sizes_per_stage_and_counts_the_rounding():
     assert plan.planned_price_usd_per_hour == pytest.approx(3 * 0.085 + 0.06)
 
 
+def test_neighbouring_stages_on_one_type_have_machines_of_their_own():
+    offers = [
+        cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09),
+        cpu_offer("c7i.2xlarge", vcpus=8, price_usd_per_hour=0.35),
+    ]
+    stages = [
+        Stage(first_layer=0, last_layer=0, device_type="cpu-c7i", num_replicas=3),
+        Stage(first_layer=1, last_layer=2, device_type="cpu-c7i", num_replicas=1),
+    ]
+
+    plan = choose_instances(stages, offers)
+
+    # Together they would fit on one c7i.2xlarge of 0.35.
+    assert plan.price_usd_per_hour == pytest.approx(4 * 0.09)
+    assert [request.node_id for request in plan.node_requests()] == [
+        "stage0-node0",
+        "stage0-node1",
+        "stage0-node2",
+        "stage1-node0",
+    ]
+
+
 def test_unit_price_is_that_of_the_cheapest_size():
     offers = [
         cpu_offer("c7i.large", vcpus=2, price_usd_per_hour=0.09),

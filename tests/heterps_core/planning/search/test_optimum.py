@@ -1,6 +1,5 @@
 import json
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -14,6 +13,7 @@ from heterps_core.planning.search.optimum import find_optimum, highest_throughpu
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
 from tests.independent_planner import CandidateStages
+from tests.partitions import all_partitions
 from tests.paths import TESTS
 
 PROBLEMS = TESTS / "golden" / "problems"
@@ -33,16 +33,10 @@ def test_finds_the_optimum_that_an_independent_program_found(name):
 
 def cheapest_by_trying_all(problem):
     costs = []
-    names = problem.device_type_names
-    for assignment in product(range(len(names)), repeat=problem.num_layers):
-        runs: list[Stage] = []
-        for layer, index in enumerate(assignment):
-            if runs and runs[-1].device_type == names[index]:
-                runs[-1] = replace(runs[-1], last_layer=layer)
-            else:
-                runs.append(Stage(layer, layer, names[index], 1))
+    for runs in all_partitions(problem):
         try:
-            costs.append(evaluate(problem, balance_replicas(problem, runs)).cost_usd)
+            stages = balance_replicas(problem, [Stage(*run, 1) for run in runs])
+            costs.append(evaluate(problem, stages).cost_usd)
         except InfeasiblePlanError:
             continue
     return min(costs, default=None)

@@ -18,6 +18,7 @@ from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.plan_rater import PlanRater
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem
+from tests.partitions import all_partitions
 from tests.tiers import weekly_after
 
 NUM_LAYERS, NUM_TYPES, MAX_REPLICAS = 4, 3, 6
@@ -69,12 +70,7 @@ def make_charged_problem(seed, extra_costs, *, max_units=MAX_REPLICAS, floor=0.0
 
 def every_plan(problem):
     """Yield all partitions with all replica counts within the caps of one stage."""
-    for types in product(problem.device_types, repeat=problem.num_layers):
-        runs, first = [], 0
-        for name, members in groupby(types):
-            length = len(list(members))
-            runs.append((first, first + length - 1, name))
-            first += length
+    for runs in all_partitions(problem):
         counts = [range(1, problem.device_types[name].max_units + 1) for _, _, name in runs]
         for replicas in product(*counts):
             yield tuple(Stage(*run, count) for run, count in zip(runs, replicas, strict=True))
@@ -113,13 +109,9 @@ def test_bound_meets_the_cost_where_no_cap_binds(name, seed):
 
     assert found.cost_lower_bound_usd == pytest.approx(found.cost_usd, rel=1e-6)
     # No placement with its best replicas is cheaper: all placements, replicas by the one-partition search.
-    for types in product(problem.device_types, repeat=NUM_LAYERS):
-        runs, first = [], 0
-        for device_type, members in groupby(types):
-            length = len(list(members))
-            runs.append(Stage(first, first + length - 1, device_type, 1))
-            first += length
-        cost_usd = evaluate(problem, balance_replicas(problem, runs)).cost_usd
+    for runs in all_partitions(problem):
+        stages = balance_replicas(problem, [Stage(*run, 1) for run in runs])
+        cost_usd = evaluate(problem, stages).cost_usd
         assert found.cost_usd <= cost_usd * (1 + 1e-9)
 
 

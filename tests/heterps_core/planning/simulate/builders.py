@@ -16,12 +16,13 @@ MAX_BALANCED_REPLICAS = 300
 
 
 def random_plan(problem: SchedulingProblem, random: np.random.Generator) -> tuple[Stage, ...]:
-    """Return 1 to 6 stages of 1 to 40 replicas, cut anywhere; neighbours differ in type."""
+    """Return 1 to 6 stages of 1 to 40 replicas, cut anywhere, that the problem allows."""
     num_stages = int(random.integers(1, min(MAX_STAGES, problem.num_layers) + 1))
     cuts = np.sort(random.choice(np.arange(1, problem.num_layers), num_stages - 1, replace=False)).tolist()
     stages: list[Stage] = []
     for first, behind in zip([0, *cuts], [*cuts, problem.num_layers], strict=True):
-        names = [name for name in problem.device_types if not stages or name != stages[-1].device_type]
+        before = stages[-1].device_type if stages and problem.neighbours_differ else None
+        names = [name for name in problem.device_types if name != before]
         num_replicas = int(random.integers(1, MAX_REPLICAS + 1))
         stages.append(Stage(first, behind - 1, str(random.choice(names)), num_replicas))
     return tuple(stages)

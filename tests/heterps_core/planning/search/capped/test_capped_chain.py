@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from heterps_core.planning.search.capped.capped_chain import CappedChain
+from heterps_core.planning.search.capped.capped_chain import CappedChain, prices_of_differing_neighbours
 from heterps_core.planning.search.capped.partial_plans import (
     MAX_PARTIAL_PLANS,
     CappedPartition,
@@ -16,17 +16,16 @@ from heterps_core.planning.search.capped.window_search import WindowSearch
 NUM_LAYERS, NUM_TYPES = 5, 3
 
 
-def all_partitions(num_layers, num_types, first=0, last_type=-1):
-    """Yield every partition of layers first.. as a list of flat rows, no neighbours of one type."""
+def all_partitions(num_layers, num_types, first=0):
+    """Yield every partition of layers first.. as a list of flat rows."""
     if first == num_layers:
         yield []
         return
     for last in range(first, num_layers):
         for device_type in range(num_types):
-            if device_type != last_type:
-                row = (last * (last + 1) // 2 + first) * num_types + device_type
-                for rest in all_partitions(num_layers, num_types, last + 1, device_type):
-                    yield [row, *rest]
+            row = (last * (last + 1) // 2 + first) * num_types + device_type
+            for rest in all_partitions(num_layers, num_types, last + 1):
+                yield [row, *rest]
 
 
 UNIT_PRICES = np.array([0.3, 1.0, 1.7])
@@ -122,6 +121,30 @@ def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_changes_
     assert found.lower_bound == pytest.approx(expected)
     if np.isfinite(expected):
         assert price_within_caps(replicas, prices, found.rows, caps, changes) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("max_units", CAPS)
+@pytest.mark.parametrize("seed", range(6))
+def test_equals_trying_all_partitions_without_neighbours_of_one_type(seed, max_units):
+    replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
+    prices = sold_in_pairs(replicas)
+    differing = [
+        rows
+        for rows in ALL_PARTITIONS
+        if all(left % NUM_TYPES != right % NUM_TYPES for left, right in pairwise(rows))
+    ]
+    expected = min(price_within_caps(replicas, prices, rows, caps) for rows in differing)
+
+    found = cheapest_capped_partition(
+        replicas,
+        stage_prices=prices,
+        max_units=caps,
+        cutoff=np.inf,
+        change_prices=prices_of_differing_neighbours(np.arange(NUM_TYPES), NUM_LAYERS),
+    )
+
+    assert found.is_settled
+    assert found.lower_bound == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("max_units", CAPS)
