@@ -21,7 +21,7 @@ from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.machines.lifecycle import terminate_run
-from infra.machines.sweeper import providers_in_use, regions_of, usable_ledger
+from infra.machines.sweeper import possible_providers, providers_in_use, regions_of, usable_ledger
 from infra.prices.spot_charges import SpotHistory
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
@@ -119,7 +119,7 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
     except (LedgerError, OSError) as problem:
         problems.append(problem)
     if not is_complete:
-        names = PROVIDERS if ledger is None else providers_in_use(ledger)
+        names = possible_providers() if ledger is None else providers_in_use(ledger)
         places = [(name, region) for name in names for region in regions_of(workspace, name, None)]
         for name, region in places:
             try:

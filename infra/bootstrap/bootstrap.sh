@@ -17,6 +17,8 @@ if [ "$HETERPS_NODE_IS" = machine ]; then
   shutdown -P "+$(((HETERPS_LIFETIME_S + 59) / 60))"
 else
   : "${HETERPS_NODE_ID:?}"
+  # The notice of a batch system, which the training process takes, goes to all processes of a node.
+  trap '' USR1
 fi
 
 end_node() {
@@ -142,7 +144,12 @@ if [ "$HETERPS_NODE_IS" = machine ]; then
   exit
 fi
 
-mkdir -p "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID"
-touch "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID/booted"
+case "$HETERPS_RUN_DIR" in
+*://*) ;;
+*)
+  mkdir -p "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID"
+  touch "$HETERPS_RUN_DIR/nodes/$HETERPS_NODE_ID/booted"
+  ;;
+esac
 # A node that is a process has its lifetime by this clock, as a machine has it by that of its shutdown.
 exec timeout --kill-after=10 "$HETERPS_LIFETIME_S" "$HETERPS_PYTHON" "$@"

@@ -95,7 +95,7 @@ def sweep_workspace(
             f"machines are ended, and what became of them may be missing in the ledger: {problem}"
         )
     if names is None:
-        names = sorted(PROVIDERS) if ledger is None or notes else providers_in_use(ledger)
+        names = possible_providers() if ledger is None or notes else providers_in_use(ledger)
     machines: list[SweptMachine] = []
     places: list[str] = []
     for name in names:
@@ -211,6 +211,14 @@ def regions_of(
     except ProvisioningError as problem:
         logger.warning("machines are looked for in %s alone: %s", ", ".join(sorted(places)), problem)
     return sorted(places)
+
+
+def possible_providers() -> list[str]:
+    """Return the providers that may have machines of a workspace whose ledger is lost.
+
+    A cloud may be set up in other shells than this one; a cluster whose commands are not here was never used.
+    """
+    return sorted(name for name, each in PROVIDERS.items() if each.has_regions or each.is_set_up())
 
 
 def providers_in_use(ledger: Ledger) -> list[str]:

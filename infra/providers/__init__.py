@@ -7,12 +7,14 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Provider
 from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
+from infra.providers.slurm import SlurmProvider
 from infra.workspace import Workspace
 
 PROVIDERS: dict[str, type[Provider]] = {
     "aws": AwsEc2Provider,
     "here": HereProvider,
     "local": LocalProvider,
+    "slurm": SlurmProvider,
 }
 
 __all__ = ["PROVIDERS", "Provider", "get_provider", "provider_of"]

@@ -1,4 +1,4 @@
-"""One suite that every listed provider must pass: processes of this machine, and EC2 as moto serves it."""
+"""One suite that every listed provider must pass: processes of this machine, EC2 as moto serves it, real Slurm."""
 
 import uuid
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, moto_ec2, plan
 from tests.moto_server import REGION
+from tests.slurm_cluster import slurm_cluster
 
 NO_CAPS = Caps()
 
@@ -61,9 +62,24 @@ class Bench:
         return self.provider.list_instances(self.run_id)
 
 
-@pytest.fixture(params=PROVIDERS)
-def bench(request, tmp_path: Path, aws_environment, monkeypatch):
-    for name, value in aws_environment.items():
+@pytest.fixture(scope="module")
+def slurm_environment():
+    with slurm_cluster() as cluster:
+        yield cluster.environment
+
+
+ENVIRONMENTS = {"aws": "aws_environment", "slurm": "slurm_environment"}
+"""Fixtures of the servers that a provider asks."""
+
+MARKS = {"slurm": [pytest.mark.slow, pytest.mark.root]}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in PROVIDERS])
+def bench(request, tmp_path: Path, monkeypatch):
+    environment = (
+        request.getfixturevalue(ENVIRONMENTS[request.param]) if request.param in ENVIRONMENTS else {}
+    )
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
     run_id = f"run-{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("HETERPS_AWS_WORKSPACE", run_id)
@@ -242,5 +258,5 @@ def test_refuses_a_run_id_that_could_lead_elsewhere(bench, run_id):
 
 
 def test_an_unknown_provider_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"known are: aws, here, local\. Did you mean 'local'"):
+    with pytest.raises(UnknownNameError, match=r"known are: aws, here, local, slurm\. Did you mean 'local'"):
         get_provider("locla")

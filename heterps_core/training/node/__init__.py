@@ -15,5 +15,8 @@ KIND_VARIABLE = "HETERPS_NODE_IS"
 
 DRY_RUN_VARIABLE = "HETERPS_DRY_RUN"
 
+NOTICE_S = 120
+"""A batch system sends SIGUSR1 so long before it ends a node; EC2 gives notice by its metadata service as early."""
+
 OWN_DISKS_VARIABLE = "HETERPS_OWN_DISKS"
 """Folders on the machine's own disks, with colons between them; set by the bootstrap, empty where it has none."""

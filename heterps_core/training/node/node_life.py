@@ -1,8 +1,8 @@
 """Duties of every program on a node beside its work: it finds its name, gives signs of life, and reports its end.
 
-A spot instance gets a notice two minutes before it ends: time enough to ask all workers for a checkpoint and an end;
-else the run would lose the steps since the last one and find out by a silence. The flow sees why training ended and
-goes on with other machines.
+A spot instance or a job of a batch system gets a notice two minutes before it ends: time enough to ask all workers
+for a checkpoint and an end. Without it, the run would lose the steps since the last checkpoint, and notice the loss
+only by a silence. The flow sees why training ended and goes on with other machines.
 
 It needs to know where the run directory is, and which node of the cluster this is: by a variable, or by the id of
 the machine that it runs on, as the machines of a fleet get the same variables and learn their names from
@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from datetime import UTC, datetime, timedelta
+from types import FrameType
+from typing import NamedTuple, Protocol
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
@@ -28,6 +31,7 @@ from heterps_core.training.node import (
     HEARTBEAT_INTERVAL_S,
     KIND_VARIABLE,
     NODE_ID_VARIABLE,
+    NOTICE_S,
     OWN_DISKS_VARIABLE,
     RUN_DIRECTORY_VARIABLE,
     RUN_KEY_VARIABLE,
@@ -187,16 +191,33 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
         yield
 
 
+class Notices(Protocol):
+    """Where a notice of the end of a node comes from."""
+
+    def interrupted_at(self) -> str | None:
+        """Return when the node will end, in ISO 8601; None without a notice."""
+
+
+class SignalledNotice:
+    """The notice of a batch system: it sends SIGUSR1 some time before it ends a job."""
+
+    def __init__(self) -> None:
+        self._at: str | None = None
+        signal.signal(signal.SIGUSR1, self._note)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        self._at = self._at or (datetime.now(UTC) + timedelta(seconds=NOTICE_S)).isoformat(timespec="seconds")
+
+    def interrupted_at(self) -> str | None:
+        """Return when the node will end; see `Notices`."""
+        return self._at
+
+
 @contextmanager
 def watch_notices(
-    run: RunDirectory,
-    node_id: str,
-    *,
-    metadata: InstanceMetadata | None = None,
-    poll_interval_s: float = _NOTICE_INTERVAL_S,
+    run: RunDirectory, node_id: str, service: Notices, *, poll_interval_s: float = _NOTICE_INTERVAL_S
 ) -> Iterator[None]:
-    """Ask for the cloud's notices while the block runs, and pass them on."""
-    service = metadata or InstanceMetadata()
+    """Ask for notices while the block runs, and pass them on."""
     noted: str | None = None
 
     def look() -> None:
@@ -206,11 +227,11 @@ def watch_notices(
             if at is None or at == noted:
                 return
             noted = at
-            logger.warning("node %s: spot interruption, %s", node_id, at)
+            logger.warning("node %s must end at %s", node_id, at)
             run.write_json(node_key(node_id, LEAVING), {"at": at, "noticed_at_s": time.time()})
             run.request_stop()
         except (OSError, ValueError, KeyError) as problem:
-            logger.warning("the cloud's notices could not be read, trying again: %s", problem)
+            logger.warning("notices could not be read, trying again: %s", problem)
 
     with repeated(look, interval_s=poll_interval_s, name="notices"):
         yield

@@ -13,14 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
-from heterps_core.instance_metadata import interface_of
+from heterps_core.instance_metadata import InstanceMetadata, interface_of
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.node import NODE_ID_VARIABLE, OWN_DISKS_VARIABLE
 from heterps_core.training.node.host_memory import check_workers_fit
@@ -29,6 +29,7 @@ from heterps_core.training.node.node_life import (
     GENERATION_VARIABLE,
     NEXT_CLUSTER_POLL_S,
     Place,
+    SignalledNotice,
     heartbeat,
     is_machine,
     node_key,
@@ -65,9 +66,7 @@ def main() -> int:
             return error.exit_status
         if place is None:
             return 0
-        can_be_preempted = is_machine() and place.node.market is Market.SPOT
-        notices = watch_notices(run, place.node.node_id) if can_be_preempted else nullcontext()
-        with heartbeat(run, place.node.node_id), notices:
+        with heartbeat(run, place.node.node_id), _notices(run, place.node):
             while True:
                 status = _run_generation(run, place.cluster, place.node, is_ending)
                 following = None
@@ -76,6 +75,14 @@ def main() -> int:
                 if following is None:
                     return status
                 place = following
+
+
+def _notices(run: RunDirectory, node: Node) -> AbstractContextManager[None]:
+    """Watch for the notice of a cloud, which spot machines get, or of a batch system."""
+    if not is_machine():
+        return watch_notices(run, node.node_id, SignalledNotice())
+    is_on_spot = node.market is Market.SPOT
+    return watch_notices(run, node.node_id, InstanceMetadata()) if is_on_spot else nullcontext()
 
 
 def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: threading.Event) -> int:

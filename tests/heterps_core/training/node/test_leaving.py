@@ -12,7 +12,7 @@ INTERRUPTION = '{"action": "terminate", "time": "2026-11-21T04:02:00Z"}'
 
 
 def watched(run, address):
-    return watch_notices(run, "stage0-node3", metadata=InstanceMetadata(address), poll_interval_s=0.02)
+    return watch_notices(run, "stage0-node3", InstanceMetadata(address), poll_interval_s=0.02)
 
 
 def test_an_interruption_is_written_down_and_asks_for_a_checkpoint_and_an_end(tmp_path):

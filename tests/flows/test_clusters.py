@@ -1,0 +1,120 @@
+"""Whole runs of `train-ctr` on the machines of a cluster: one that ends, and one whose flow is killed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from prefect.settings import PREFECT_API_URL
+
+from heterps_core.training.step_metrics import read_progress
+from heterps_core.training.storage.run_directory import RunDirectory
+from infra.inventory import MachineKind, inventory_path, inventory_text
+from infra.ledger.ledger import EndReason, EntryState, Ledger
+from infra.machines.sweeper import sweep_workspace
+from infra.workspace import HOME_VARIABLE
+from tests.paths import PROJECT
+from tests.slurm_cluster import slurm_cluster
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.weekly, pytest.mark.root, pytest.mark.timeout(600)]
+
+LIMIT_S = 300.0
+USD_PER_HOUR = 0.7
+SETTINGS = [
+    *("--provider", "slurm", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--device-types", "cpu-epyc-1", "cpu-xeon-1"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with slurm_cluster() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory, workspace_of_runs, prefect_server):
+    made = workspace_of_runs(tmp_path_factory.mktemp("slurm") / "home")
+    kinds = [
+        MachineKind(
+            kind=f"{name}-1",
+            home="slurm",
+            count=2,
+            cores=1,
+            memory_gb=4.0,
+            price_usd_per_hour=USD_PER_HOUR,
+            selector={"features": name},
+        )
+        for name in ("epyc", "xeon")
+    ]
+    inventory_path(made).write_text(inventory_text(kinds))
+    return made
+
+
+@pytest.fixture
+def start(cluster, workspace, clicks_of_runs, monkeypatch):
+    """Starts a run as a person does, and ends it whatever becomes of the test."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    runs = []
+
+    def started(*arguments):
+        run = subprocess.Popen(
+            [sys.executable, "-m", "flows.train_ctr", "--data", clicks_of_runs, *SETTINGS, *arguments],
+            cwd=PROJECT,
+            env={
+                **os.environ,
+                HOME_VARIABLE: str(workspace.root),
+                "PREFECT_API_URL": PREFECT_API_URL.value(),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        runs.append(run)
+        return run
+
+    yield started
+    for run in runs:
+        run.kill()
+        run.communicate()
+
+
+def newest_entries(workspace):
+    entries = Ledger(workspace.ledger_path).entries()
+    return [entry for entry in entries if entry.run_id == entries[-1].run_id]
+
+
+def test_a_night_is_planned_trained_and_billed(start, cluster, workspace):
+    run = start()
+    said, errors = run.communicate(timeout=LIMIT_S)
+
+    assert (run.returncode, errors) == (0, "")
+    assert "dry run" not in said
+    assert cluster.queue() == []
+    entries = newest_entries(workspace)
+    assert {(e.provider, e.state, e.reason) for e in entries} == {
+        ("slurm", EntryState.ENDED, EndReason.RUN_ENDED)
+    }
+    assert {entry.price_usd_per_hour for entry in entries} == {USD_PER_HOUR}
+
+
+def test_a_killed_flow_leaves_no_job_after_its_lease(start, cluster, workspace):
+    earlier = set(workspace.runs_directory.iterdir())
+    run = start("--epochs", "1000")
+
+    def step():
+        assert run.poll() is None, run.stderr.read()
+        new = set(workspace.runs_directory.iterdir()) - earlier
+        return any(read_progress(RunDirectory(str(folder))) for folder in new)
+
+    wait_for(step, timeout_s=LIMIT_S, what="the first training step", poll_s=0.5)
+    run.kill()
+    run.wait()
+    assert cluster.queue()
+
+    wait_for(lambda: not cluster.queue(), timeout_s=LIMIT_S, what="the end of its job", poll_s=1.0)
+    swept = sweep_workspace(workspace)
+    assert swept.problems == ()
+    assert {entry.state for entry in newest_entries(workspace)} == {EntryState.ENDED}
