@@ -16,13 +16,13 @@ import math
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import time
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,6 +85,7 @@ _WAYS_OUT = {
     "time limit": "set a lower max_usd_per_run, or name a partition with a higher limit (sinfo -o '%P %l')",
     "account": "ask the administrator for an account, or set SBATCH_ACCOUNT",
     "Unable to contact slurm controller": "check that slurmctld runs: scontrol ping",
+    "configuration source": "start heterps on a login node of the cluster, or set SLURM_CONF",
     "authentication": "check that munge runs and that its key is that of the cluster",
 }
 """What a user can do about an answer of Slurm's commands, by a part of it."""
@@ -143,8 +144,10 @@ class SlurmProvider(Provider):
 
     @staticmethod
     def is_set_up() -> bool:
-        """Tell whether Slurm's commands are installed here; see `Provider.is_set_up`."""
-        return shutil.which("squeue") is not None
+        """Tell whether Slurm is installed here and knows a cluster; see `Provider.is_set_up`."""
+        with suppress(ProvisioningError):
+            return bool(_check_version())
+        return False
 
     def checks(self) -> Iterator[Check]:
         """Check version, controller, scheduler and run directory; see `Provider.checks`."""
@@ -498,8 +501,9 @@ def _kind_of(size: str, number: int, count: int) -> MachineKind:
     partition, cores, memory_mib, disk_mib, cards, features = size.split("|")
     gpus = re.search(r"gpu:(?:([^:(,]+):)?(\d+)", cards)
     feature = {} if features == "(null)" else {"features": features.replace(",", "&")}
+    words = re.sub("cpu|gpu|spot", " ", f"slurm {partition} {cores} {number}".lower())
     return MachineKind(
-        kind="-".join(re.findall(r"[a-z0-9]+", f"{partition} {cores} {number}".lower())),
+        kind="-".join(re.findall(r"[a-z0-9]+", words)),
         home=SlurmProvider.name,
         count=count,
         cores=int(cores),

@@ -91,6 +91,6 @@ def test_young_entries_are_left_to_the_launch_that_may_be_under_way(provider, le
 
 
 def test_providers_with_open_entries_are_swept_by_default(ledger):
-    assert providers_in_use(ledger) == ["aws", "local"]
+    assert providers_in_use(ledger) == ["aws", "here", "local"]
     ledger.close_run("cloud", reason=EndReason.RUN_ENDED, at=NOW)
-    assert providers_in_use(ledger) == ["local"]
+    assert providers_in_use(ledger) == ["here", "local"]

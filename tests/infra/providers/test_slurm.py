@@ -388,7 +388,7 @@ def test_the_nodes_that_a_cluster_shows_are_its_kinds(commands, workspace):
     found = {kind.selector["features"]: kind for kind in SlurmProvider.found_machines(workspace)}
 
     assert {name: kind.count for name, kind in found.items()} == {"epyc": 2, "xeon": 2, "arm": 1}
-    assert sorted(kind.kind for kind in found.values()) == ["cpu-8-1", "cpu-8-2", "cpu-8-3"]
+    assert sorted(kind.kind for kind in found.values()) == ["slurm-8-1", "slurm-8-2", "slurm-8-3"]
     assert {kind.selector["partition"] for kind in found.values()} == {"cpu"}
     # By hand: 16,384 MiB are 17.18 GB.
     assert {(kind.cores, kind.memory_gb) for kind in found.values()} == {(CORES_EACH, 17.1)}
@@ -431,4 +431,16 @@ def test_a_machine_without_slurm_is_answered_in_one_line(workspace, tmp_path, mo
 
     assert not SlurmProvider.is_set_up()
     with pytest.raises(ProvisioningError, match=r"squeue of Slurm must be installed here.*login node"):
+        SlurmProvider(workspace).list_instances()
+
+
+def test_a_machine_that_knows_no_cluster_is_not_set_up(commands, workspace, monkeypatch):
+    assert SlurmProvider.is_set_up()
+
+    monkeypatch.delenv("SLURM_CONF")
+    if Path("/etc/slurm/slurm.conf").exists():
+        pytest.skip("this machine knows a cluster")
+
+    assert not SlurmProvider.is_set_up()
+    with pytest.raises(ProvisioningError, match="login node of the cluster"):
         SlurmProvider(workspace).list_instances()
