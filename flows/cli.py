@@ -39,6 +39,11 @@ FLOWS: Mapping[str, tuple[str, str, str]] = {
         "train_ctr",
         "TrainParameters",
     ),
+    "refresh-prices": (
+        "fetch today's prices of regions into the workspace",
+        "refresh_prices",
+        "PriceParameters",
+    ),
     "backfill": ("train a range of past days, one after the other", "backfill_ctr", "BackfillParameters"),
 }
 """Name -> summary, module in `flows` and the class of its parameters, whose options are the command's."""

@@ -21,9 +21,10 @@ from infra.providers.base import REGION
 from infra.workspace import Workspace
 from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
+from tasks.planning.regions import Regions
 from tasks.prices import catalogue_of, device_types_of
 from tasks.profiling import check_model, check_model_name
-from tasks.provisioning import check_offers, check_region, check_rentable
+from tasks.provisioning import check_offers, check_rentable
 from tasks.records.run_files import saved_parameters
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
@@ -39,8 +40,9 @@ def check_run(asked: parameters.TrainParameters) -> None:
     if asked.resume_run_id is not None:
         return
     if not asked.plan_only:
-        rented_from = provider_of(Workspace.locate(), asked.provider, region=asked.region)
-        check_rentable(asked.device_types, provider=rented_from)
+        workspace = Workspace.locate()
+        for region in _regions_of(workspace, asked):
+            check_rentable(asked.device_types, provider=provider_of(workspace, asked.provider, region=region))
     asked.source.check_columns(asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:
@@ -57,9 +59,9 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     """
     workspace = Workspace.locate()
     rented_from = get_provider(asked.provider)
-    check_region(asked.provider, asked.region)
+    regions = _regions_of(workspace, asked)
     location = rented_from.run_location(workspace, "check")
-    provider_of(workspace, asked.provider, region=asked.region).check_run_directory(location)
+    provider_of(workspace, asked.provider, region=regions[0]).check_run_directory(location)
     check_model_name(asked.model)
     if asked.plan_only and asked.resume_run_id is not None:
         raise ConfigurationError(
@@ -86,10 +88,17 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
         )
     # Where prices are asked for before machines are rented, those of spot markets are among them.
     markets = [Market.ON_DEMAND] if rented_from.live_prices else [Market(each) for each in asked.markets]
-    if rented_from.live_prices is None or asked.region in catalogue.regions():
-        wanted, is_each_sold = in_markets(device_types, markets), bool(asked.device_types)
-        check_offers(wanted, catalogue=catalogue, region=asked.region, is_each_sold=is_each_sold)
+    # Not every region sells all types; a plan that may stand in one of several takes those that are sold there.
+    is_each_sold = bool(asked.device_types) and len(regions) == 1
+    for region in regions:
+        if rented_from.live_prices is None or region in catalogue.regions():
+            wanted = in_markets(device_types, markets)
+            check_offers(wanted, catalogue=catalogue, region=region, is_each_sold=is_each_sold)
     asked.source.check(asked.day)
+
+
+def _regions_of(workspace: Workspace, asked: parameters.TrainParameters) -> tuple[str, ...]:
+    return Regions.of(workspace, asked.provider, asked.regions, data=asked.data).rented
 
 
 def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ BOUNDS = {
 REMOVED = {
     "output": "MLflow shows the plans of a comparison side by side, and the run's last line says where",
     "nights": "profile-devices measures each device type that has no measurement of the last 30 days",
+    "region": "regions names where machines may be rented, such as regions=['eu-west-1']",
     "redo_log": "checkpoints, as often as the market's losses make worth it, are what a run goes on from",
     "robust": "each time has its spread in the plan's explanation, and profile-devices measures device types",
 }

@@ -201,8 +201,9 @@ class _PlannedParameters(_ModelParameters):
     """Hardware for layers: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for all types that
     can be rented."""
 
-    region: str = REGION
-    """Region of the prices, in which machines are rented too."""
+    regions: list[str] = Field([])
+    """Regions in which machines may be rented, by name or pattern such as eu-*; a plan takes the one where it costs
+    least with the bytes that cross. Empty for the region of the data, where nothing crosses."""
 
     throughput_floor_samples_per_s: Throughput = 0.0
     """Least throughput of a plan in samples/s; 0 for none."""
@@ -399,10 +400,10 @@ class PriceParameters(FlowParameters):
     """Provider of the prices."""
 
     regions: list[str] = Field([REGION], min_length=1)
-    """Regions of the provider."""
+    """Regions of the provider, by name or pattern such as eu-*."""
 
     def check(self) -> None:
         """Check that the provider's prices can be asked for, and that it has the regions."""
         from tasks.prices import source_of
 
-        source_of(self.provider).check_regions(self.regions)
+        source_of(self.provider).regions_named(self.regions)

@@ -1,7 +1,8 @@
 """Measures device types on machines that are rented for it, so that plans need not rest on estimates.
 
 Runs on request (`prefect deployment run profile-devices`). Rents a machine of each device type without a measurement
-that still counts; the provider local makes a dry run of all of it with processes of this machine.
+that still counts, in the first region that `regions` names; the provider local makes a dry run of all of it with
+processes of this machine.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
 from tasks.data import prepare_data
 from tasks.planning import device_profiles
+from tasks.planning.regions import Regions
 from tasks.prices import device_types_of, offers_now
 from tasks.profiling import planned_job, profile_layers
 from tasks.records.mlflow_names import Kind
@@ -97,7 +99,8 @@ def profile_devices(asked: ProfileParameters) -> str:
     )
     log_step("profile", profiled.summary)
 
-    offers, _ = offers_now(workspace, asked.provider, device_types, region=asked.region)
+    region = Regions.of(workspace, asked.provider, asked.regions, data=asked.data).rented[0]
+    offers, _ = offers_now(workspace, asked.provider, device_types, regions=[region])
     for kept in profiled.measured.values():
         log_step(
             "measured", f"{kept.device_type} {kept}; counts until {kept.expires_at:%Y-%m-%d}, not rented"
@@ -111,7 +114,7 @@ def profile_devices(asked: ProfileParameters) -> str:
     with device_profiles.rented_for_measuring(
         workspace,
         asked.provider,
-        device_profiles.measuring_plan(rented, offers, profiled.graph),
+        device_profiles.measuring_plan(rented, offers[region], profiled.graph),
         profiled,
         run_id=run_id,
         run_directory=run_directory,

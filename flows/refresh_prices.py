@@ -1,6 +1,6 @@
 """Asks a provider for the prices of today and keeps them, dated, in the workspace.
 
-Runs on request (`prefect deployment run refresh-prices`) and before machines are rented. Needs credentials that may
+Runs on request (`heterps refresh-prices`) and before machines are rented. Needs credentials that may
 read prices; without them the bundled prices stay in use, and say how old they are.
 """
 
@@ -34,7 +34,8 @@ def refresh_prices(asked: PriceParameters) -> str:
         The file that was written.
     """
     workspace = Workspace.locate().create()
-    refreshed, path = refresh_prices_of(workspace, source_of(asked.provider), regions=asked.regions)
+    source = source_of(asked.provider)
+    refreshed, path = refresh_prices_of(workspace, source, regions=source.regions_named(asked.regions))
     for problem in refreshed.problems:
         log_step("kept", problem)
     kept = f", {refreshed.num_kept:,} kept with their age" if refreshed.num_kept else ""

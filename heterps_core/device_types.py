@@ -82,6 +82,8 @@ class _LocalDisks:
     read_mb_per_s_per_tb: float
     write_mb_per_s_per_tb: float
     source: str
+    is_of_sibling: bool = False
+    """The figures are those of families with the same processor."""
 
     @property
     def bytes_per_s_per_byte(self) -> float:

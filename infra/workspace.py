@@ -86,6 +86,9 @@ class Workspace:
     data_directory = _Below("data")
     profiles_directory = _Below("profiles")
     runs_directory = _Below("runs")
+    price_folder = _Below("prices")
+    """Refreshed prices, which `infra/prices` writes."""
+
     keys_directory = _Below("keys")
     """What authenticates the files of each run; readable by this user alone."""
 
@@ -345,8 +348,17 @@ def has_run_store() -> bool:
 
 def region_of_run_store() -> str | None:
     """Return the region that the run store's URI names; None where it names none."""
-    options = os.environ.get(RUN_STORE_VARIABLE, "").partition("?")[2]
-    return dict(parse_qsl(options)).get("region")
+    return region_of(os.environ.get(RUN_STORE_VARIABLE))
+
+
+def region_of(uri: str | None) -> str | None:
+    """Return the region that the URI of a bucket names; None where it names none.
+
+    Example:
+        >>> region_of("s3://clicks/days?region=eu-west-1"), region_of("/srv/clicks")
+        ('eu-west-1', None)
+    """
+    return dict(parse_qsl((uri or "").partition("?")[2])).get("region")
 
 
 def location_in_store(run_id: str) -> str:

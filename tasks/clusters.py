@@ -22,9 +22,11 @@ from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import possible_providers, providers_in_use, regions_of, usable_ledger
+from infra.prices.region_rates import rates_between
+from infra.prices.service_charges import Rates
 from infra.prices.spot_charges import SpotHistory
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
-from infra.workspace import LAUNCH_SEPARATOR, Workspace, run_of_launch
+from infra.workspace import LAUNCH_SEPARATOR, Workspace, region_of_run_store, run_of_launch
 
 STORAGE_FILE = "storage.json"
 """In a run's folder of the workspace."""
@@ -201,17 +203,28 @@ def keep_spot_prices(workspace: Workspace, provider: Provider, run_id: str) -> N
 
 
 def keep_storage_usage(
-    workspace: Workspace, run_id: str, run: RunDirectory, cluster: Cluster, of_nodes: StorageUsage
+    workspace: Workspace,
+    run_id: str,
+    run: RunDirectory,
+    cluster: Cluster,
+    of_nodes: StorageUsage,
+    *,
+    crosses: bool = False,
 ) -> None:
     """Add the requests and the stored data of a launch to the usage of the bucket, for the bill.
 
     What stands there at the end counts for the whole time: the data came before the launch, and of checkpoints as
     many are kept at any time. This host still has to read the newest of them, for the model that is registered. A
     store that does not answer costs a line of the bill, not the night.
+
+    Args:
+        crosses: The nodes are in another region than the store or the rows; all that they read and wrote crossed.
     """
     from heterps_core.training.checkpoint import newest_checkpoint_bytes
 
     usage = _storage_of(workspace, run_id) + of_nodes
+    if crosses:
+        usage += StorageUsage(crossing_bytes=of_nodes.bytes_read + of_nodes.bytes_written)
     if not run.is_local:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(cluster.created_at)).total_seconds()
         try:
@@ -241,9 +254,15 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
             now=now,
             storage=_storage_of(workspace, run_id) if launch_id == launch_ids[-1] else None,
             spot_prices=_spot_prices_of(workspace, run_id),
+            rates=_rates_of_launch(workspace, ledger, launch_id),
         )
         for launch_id in launch_ids
     )
+
+
+def _rates_of_launch(workspace: Workspace, ledger: Ledger, launch_id: str) -> Rates:
+    region = ledger.entries(run_id=launch_id)[0].region
+    return rates_between(workspace.price_folder, region, region_of_run_store() or region)
 
 
 def local_folder(workspace: Workspace, run_id: str) -> RunDirectory:

@@ -28,7 +28,7 @@ from infra.workspace import Workspace
 from tasks.data import PreparedClicks
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.running.progress import log_step
-from tasks.scheduling import make_problem, search_plan
+from tasks.scheduling import make_problems, problem_of_cheapest_zone, search_plan
 
 _WARM_UP_EVALUATIONS = 256
 """Plans that each method rates before the clock runs, as the first search of a process loads parts of torch."""
@@ -130,7 +130,7 @@ def problems_of_models(
     for model in dict.fromkeys(models):
         try:
             job, profiled = profiled_job(workspace, model, clicks, device_types)
-            problem = make_problem(
+            by_zone = make_problems(
                 profiled,
                 offers,
                 job,
@@ -138,6 +138,7 @@ def problems_of_models(
                 num_epochs=1,
                 throughput_floor_samples_per_s=throughput_floor_samples_per_s,
             )
+            problem = problem_of_cheapest_zone(by_zone)
             under = {NO_FLOOR: problem, FLOOR_AND_CAPS: _with_floor_and_caps(problem)}
         except HeterpsError as error:
             log_step("left out", f"{model}: {_reason_in_one_line(error)}")

@@ -15,6 +15,7 @@ from infra.billing.caps import Caps
 from infra.inventory import OwnPrices, inventory_path
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
+from infra.prices.region_rates import write_rates
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, find_offers, within_caps
@@ -26,11 +27,6 @@ _REFRESH_AFTER = timedelta(hours=6)
 logger = logging.getLogger(__name__)
 
 
-def _price_folder(workspace: Workspace) -> Path:
-    """Return where refreshed prices are kept."""
-    return workspace.root / "prices"
-
-
 def catalogue_of(workspace: Workspace, provider: str) -> PriceCatalogue:
     """Return the prices that plans for a provider use: its own file, and newer ones of the last refresh.
 
@@ -39,17 +35,20 @@ def catalogue_of(workspace: Workspace, provider: str) -> PriceCatalogue:
     chosen = get_provider(provider)
     if chosen.has_inventory:
         return PriceCatalogue((OwnPrices(path=inventory_path(workspace), kinds=chosen.kinds(workspace)),))
-    listed, newest = chosen.price_file, newest_refreshed(_price_folder(workspace))
+    listed, newest = chosen.price_file, newest_refreshed(workspace.price_folder)
     return PriceCatalogue((listed,) if newest is None else (listed, newest))
 
 
 def offers_now(
-    workspace: Workspace, provider: str, device_types: Sequence[str], *, region: str
-) -> tuple[tuple[InstanceOffer, ...], list[Path]]:
-    """Return the offers that carry device types, and the files of their prices, which may be refreshed before."""
-    _refresh_before_renting(workspace, provider, regions=[region])
+    workspace: Workspace, provider: str, device_types: Sequence[str], *, regions: Sequence[str]
+) -> tuple[dict[str, tuple[InstanceOffer, ...]], list[Path]]:
+    """Return the offers of each region that carry device types, and the files of their prices.
+
+    Old prices are refreshed before machines are rented.
+    """
+    _refresh_before_renting(workspace, provider, regions=regions)
     catalogue = catalogue_of(workspace, provider)
-    offers = find_offers(device_types, catalogue=catalogue, region=region)
+    offers = {region: find_offers(device_types, catalogue=catalogue, region=region) for region in regions}
     return offers, [file.path for file in catalogue.files if file.path.exists()]
 
 
@@ -71,7 +70,7 @@ def refresh_prices_of(
         ProvisioningError: No price is available; nothing was written.
     """
     now = datetime.now(UTC)
-    newest = newest_refreshed(_price_folder(workspace))
+    newest = newest_refreshed(workspace.price_folder)
     families = {family for each in DEVICE_TYPES.values() for family in each.families}
     result = refresh(
         prices.with_own_clients(),
@@ -85,7 +84,8 @@ def refresh_prices_of(
     if result.num_new == 0:
         why = "; ".join(result.problems) or f"{prices.cloud} names none for {', '.join(regions)}"
         raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
-    return result, write_refreshed(_price_folder(workspace), result.offers, at=now).path
+    write_rates(workspace.price_folder, result.rates)
+    return result, write_refreshed(workspace.price_folder, result.offers, at=now).path
 
 
 def source_of(provider: str) -> type[LivePrices]:
@@ -108,7 +108,7 @@ def _refresh_before_renting(workspace: Workspace, provider: str, *, regions: Seq
     prices = get_provider(provider).live_prices
     if prices is None:
         return
-    newest, now = newest_refreshed(_price_folder(workspace)), datetime.now(UTC)
+    newest, now = newest_refreshed(workspace.price_folder), datetime.now(UTC)
     ages = dict.fromkeys(regions, _REFRESH_AFTER)
     for offer in () if newest is None else newest.offers():
         if offer.region in ages:

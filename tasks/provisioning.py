@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from heterps_core.device_types import DEVICE_TYPES, get_device_type, in_markets
+from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, InstanceOffer, Market, hardware_name
 from heterps_core.machine import num_cores
@@ -21,10 +21,10 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_st
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import Caps, Spent
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
+from infra.prices.service_charges import RATES, Rates
 from infra.prices.spot_charges import with_interruptions
 from infra.providers import Provider, get_provider
 from infra.providers.base import REGION
-from infra.workspace import RUN_STORE_VARIABLE, region_of_run_store
 from tasks.planning.extra_costs import STARTUP_SECONDS, TEARDOWN_SECONDS, planned_bucket_usd
 from tasks.planning.table_disks import NO_DISKS, ReplicaDisk, offers_with_disks, with_table_disk
 from tasks.steps import step
@@ -70,6 +70,11 @@ class Provisioning:
         return (self.launch_plan, *self.fallback_plans)
 
     @property
+    def region(self) -> str:
+        """Where its machines are."""
+        return self.cloud_plan.groups[0].offer.region
+
+    @property
     def price_age(self) -> str:
         """How old the prices of the plan are now; those of an inventory have no age."""
         offers = [group.offer for group in self.cloud_plan.groups]
@@ -110,12 +115,10 @@ class Provisioning:
         return f"{kept}, {plan.interruptions_per_hour:.2g} interruptions an hour expected"
 
 
-def sold_types(
-    device_types: Sequence[str], markets: Sequence[Market], offers: Sequence[InstanceOffer]
-) -> list[str]:
-    """Return the device types as bought in each of some markets, those with an offer."""
+def sold_types(device_types: Sequence[str], offers: Sequence[InstanceOffer]) -> list[str]:
+    """Return the device types that have an offer."""
     prices = unit_prices(offers)
-    return [name for name in in_markets(device_types, markets) if name in prices]
+    return [name for name in device_types if name in prices]
 
 
 def check_offers(
@@ -137,24 +140,6 @@ def check_offers(
     except ProvisioningError as error:
         # Nothing was asked of a provider yet: it is the parameters that cannot be used.
         raise ConfigurationError(str(error)) from error
-
-
-def check_region(provider: str, region: str) -> None:
-    """Check the region of a purchase, before any work.
-
-    Raises:
-        UnknownNameError: The cloud has no region of this name.
-        ConfigurationError: The run store is in another region than the machines.
-    """
-    rented_from = get_provider(provider)
-    if rented_from.live_prices is not None:
-        rented_from.live_prices.check_regions([region])
-        store_region = region_of_run_store()
-        if store_region not in (None, region):
-            raise ConfigurationError(
-                f"the run store must be in the region of the machines, {region}, as each byte between regions "
-                f"costs money and time, but {RUN_STORE_VARIABLE} says region={store_region}; name a bucket there"
-            )
 
 
 def not_rentable(provider: Provider) -> dict[str, str]:
@@ -181,7 +166,7 @@ def check_rentable(device_types: Sequence[str], *, provider: Provider) -> None:
     """Check that an image boots the machines of device types, before anything is measured for them.
 
     Raises:
-        ConfigurationError: No image boots one; with the command that makes an image.
+        ConfigurationError: No image boots one; with the commands that make or copy an image.
     """
     others = [name for name in device_types if get_device_type(name).architecture != ARCHITECTURES[0]]
     refused = not_rentable(provider) if others else {}
@@ -231,6 +216,8 @@ def provision(
     price_files: Sequence[Path] = (BUNDLED_SNAPSHOT.path,),
     state_bytes: float = 0.0,
     disks: Mapping[int, ReplicaDisk] = NO_DISKS,
+    fixed_usd: float = 0.0,
+    rates: Rates = RATES,
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
 
@@ -239,14 +226,18 @@ def provision(
     asked too, by `state_bytes` of the model with its optimizers' state. Instances have room for the
     rows of tables that replicas keep on `disks`, by stage.
 
+    Args:
+        fixed_usd: Part of the plan's cost that does not grow with its hours.
+        rates: Prices of services in the region.
+
     Raises:
         BudgetExceededError: By how much a cap is exceeded; nothing was launched.
         ProvisioningError: No offer carries what the plan asks for.
     """
     offers = offers_with_disks(offers, disks.values())
-    attempts = [with_table_disk(each, disks) for each in launch_attempts(plan.stages, offers)]
+    attempts = [with_table_disk(each, disks, rates=rates) for each in launch_attempts(plan.stages, offers)]
     cloud_plan = attempts[0]
-    hours = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=0.0)
+    hours = ratio(plan.cost_usd - fixed_usd, plan.price_usd_per_hour, otherwise=0.0)
     rented_from = get_provider(provider)
     unplanned_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + unplanned_usd_per_hour * hours
@@ -256,7 +247,10 @@ def provision(
     bucket_usd = 0.0
     if rented_from.charges_services:
         bucket_usd = planned_bucket_usd(
-            state_bytes=state_bytes, hours=hours, leaves_region=not rented_from.is_beside_store()
+            state_bytes=state_bytes,
+            hours=hours,
+            leaves_region=not rented_from.is_beside_store(),
+            rates=rates,
         )
     cloud_plan, *fallbacks = within_caps(
         attempts,

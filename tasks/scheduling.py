@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import InfeasiblePlanError
+from heterps_core.errors import InfeasiblePlanError, ProvisioningError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.machine import num_cores
 from heterps_core.models.model_graph import reserved_bytes
@@ -15,6 +15,7 @@ from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.explanation import PlanExplanation, default_detail, explain_plan
 from heterps_core.planning.explain.reasons import OtherPlan
 from heterps_core.planning.explain.variants import cheapest_plan
+from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
 from heterps_core.planning.provisioning import offer_choice
@@ -48,7 +49,7 @@ _MAX_UNITS = (64, 256, 1_024)
 """Most units of a device type in a plan: the order of a new account's quota; more where no plan does with that."""
 
 
-def make_problem(
+def make_problems(
     profiled: ProfiledModel,
     offers: Sequence[InstanceOffer],
     job: PlannedJob,
@@ -56,34 +57,27 @@ def make_problem(
     device_types: Sequence[str],
     num_epochs: int,
     throughput_floor_samples_per_s: float,
-    leave_out_costs: Sequence[str] = (),
-    profiling_usd: float = 0.0,
+    extra_costs: ExtraCosts | None = None,
     update_mode: str | None = None,
     wire_dtype: str = "float32",
-    planning_time: PlanningTime | None = None,
-) -> SchedulingProblem:
-    """Return the planning problem of profiles, offers, a job, a floor and extra costs.
+) -> list[SchedulingProblem]:
+    """Return the planning problem of profiles, offers, a job, a floor and extra costs in each zone of a region.
 
     The step is the trainer's, which drains where updates are not delayed: without an update mode, in short runs.
-    Where prices differ between zones, the problem is that of the zone with the cheapest plan. Their proofs share the
-    planning time with one more, that of the plan itself. Units are as many as a plan needs. Tables may lie on disks
-    where some unit cannot hold them.
+    There is one problem where no price is of one zone alone. Units are as many as a plan needs. Tables may lie on
+    disks where some unit cannot hold them.
 
     Raises:
         ProvisioningError: A device type is sold in no zone.
-        InfeasiblePlanError: A zone has no plan.
     """
     sold = offer_choice.unit_prices(offers)
+    if not device_types:
+        raise ProvisioningError("none of the device types that may be rented is sold there")
     for name in device_types:
         if name not in sold:
             offer_choice.instance_sizes(name, offers)  # says what is sold
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
-    extra_costs = job_extra_costs(
-        profiled.planned_graph,
-        leave_out=leave_out_costs,
-        profiling_usd=profiling_usd,
-        is_rented=all(offer.count is None for offer in offers),
-    )
+    extra_costs = extra_costs or job_extra_costs(profiled.planned_graph)
     problems = []
     for zone in offer_choice.zones_of(offers):
         in_zone = offer_choice.offers_in_zone(offers, zone)
@@ -108,6 +102,19 @@ def make_problem(
         problem = in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
         caps = {name: offer_choice.most_units(name, in_zone) for name in problem.device_types}
         problems.append(with_enough_units(problem, caps))
+    return problems
+
+
+def problem_of_cheapest_zone(
+    problems: Sequence[SchedulingProblem], planning_time: PlanningTime | None = None
+) -> SchedulingProblem:
+    """Return the problem of the zone with the cheapest plan.
+
+    The proofs of the zones share the planning time with one more, that of the plan itself.
+
+    Raises:
+        InfeasiblePlanError: A zone has no plan.
+    """
     if len(problems) == 1:
         return problems[0]
     planning_time = planning_time or PlanningTime()
@@ -358,7 +365,7 @@ def price_on(
     Raises:
         ProvisioningError, InfeasiblePlanError: There is no plan.
     """
-    problem = make_problem(
+    problems = make_problems(
         profiled,
         offers,
         job,
@@ -366,6 +373,7 @@ def price_on(
         num_epochs=num_epochs,
         throughput_floor_samples_per_s=0.0,
     )
+    problem = problem_of_cheapest_zone(problems)
     found = find_optimum(problem)
     machines = offer_choice.choose_instances(found.stages, offers).machines
     minutes = evaluate(problem, found.stages).run_seconds / SECONDS_PER_MINUTE
@@ -383,7 +391,7 @@ def cheaper_plan(problem: SchedulingProblem, chosen: SearchResult) -> OtherPlan 
 
 @step("explain plan")
 def explain_choice(
-    problem: SchedulingProblem, result: SearchResult, not_rentable: OtherPlan | None = None
+    problem: SchedulingProblem, result: SearchResult, not_rentable: OtherPlan | None = None, region: str = ""
 ) -> PlanExplanation:
     """Explain why a plan was chosen, what would change the choice and what more throughput costs."""
     return explain_plan(
@@ -392,6 +400,7 @@ def explain_choice(
         detail=default_detail(problem),
         proven_usd=result.plan.cost_lower_bound_usd,
         not_rentable=not_rentable,
+        region=region,
     )
 
 

@@ -18,17 +18,19 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
-from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
+from heterps_core.errors import ConfigurationError, HeterpsError, LedgerError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks, tried
+from infra.machines.sweeper import regions_of
 from infra.providers import PROVIDERS, Provider, provider_of
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
+from tasks.clusters import ledger_entries
 from tasks.records.mlflow_names import DIED
 
 MOST_OPEN_RUNS = 1_000
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--provider", choices=sorted(PROVIDERS), default="local", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--region", help="of the provider (default: where runs rent, whatever AWS_DEFAULT_REGION says)"
+        "--region", help="of the provider, besides those that runs rent in and that the ledger names"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -80,14 +82,15 @@ def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> I
             f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
     try:
-        chosen = provider_of(workspace, provider, region=region)
-    except ProvisioningError as problem:
+        for place in regions_of(workspace, provider, ledger_entries(workspace), configured=region):
+            chosen = provider_of(workspace, provider, region=place)
+            for check in chosen.checks():
+                yield replace(check, what=" ".join([check.what, place]).strip())
+            if chosen.has_inventory:
+                yield tried("machines", partial(_machines, chosen, workspace))
+    except (LedgerError, ProvisioningError) as problem:
         found, _, way_out = str(problem).rpartition("; ")
         yield Check(f"provider {provider}", CheckState.MISSING, found, way_out)
-        return
-    yield from chosen.checks()
-    if chosen.has_inventory:
-        yield tried("machines", partial(_machines, chosen, workspace))
 
 
 def _machines(provider: Provider, workspace: Workspace) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from zoneinfo import ZoneInfo
 
 from flows.night.run import OpenedRun
@@ -23,12 +24,15 @@ from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
 from infra.inventory import HERE
+from infra.prices.region_rates import rates_between
+from infra.prices.service_charges import Rates
 from infra.providers import get_provider, provider_of
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
-from tasks.planning.extra_costs import pause_share
+from tasks.planning.extra_costs import Crossing, job_extra_costs, pause_share
+from tasks.planning.regions import Found, Regions, cheapest_region
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
-from tasks.planning.wire_format import search_with_wire_dtype
+from tasks.planning.wire_format import FULL, search_with_wire_dtype
 from tasks.prices import device_types_of, offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
 from tasks.provisioning import (
@@ -81,48 +85,78 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     """
     asked = run.asked
     job = _job_of(run)
-    markets = [Market(market) for market in asked.markets]
     known = device_types_of(run.workspace, asked.provider)
-    wanted = in_markets(asked.device_types or known, markets)
-    offers, price_files = offers_now(run.workspace, asked.provider, wanted, region=asked.region)
-    others: list[str] = []
-    if not asked.device_types:
-        refused = not_rentable(provider_of(run.workspace, asked.provider, region=asked.region))
-        sold = sold_types(known, markets, offers)
-        wanted = [name for name in sold if hardware_name(name) not in refused]
-        others = [name for name in sold if hardware_name(name) in refused]
-    # Where all were tried, they are tried again.
-    device_types = [name for name in wanted if name not in without] or wanted
-    profiled = _profiled(run, job, [*device_types, *others], is_here=asked.provider == HERE)
+    wanted = in_markets(asked.device_types or known, [Market(market) for market in asked.markets])
+    regions = Regions.of(run.workspace, asked.provider, asked.regions, data=asked.data)
+    offers, price_files = offers_now(run.workspace, asked.provider, wanted, regions=regions.rented)
+    types = {region: _types_in(run, region, wanted, offers[region], without) for region in regions.rented}
+    all_types = list(dict.fromkeys(name for each in types.values() for name in chain(*each)))
+    profiled = _profiled(run, job, all_types, is_here=asked.provider == HERE)
     log_step("profile", profiled.summary)
     state_bytes = sum(layer.state_bytes for layer in profiled.planned_graph.layers)
     deadline = _deadline_of(run, job, model_bytes=state_bytes)
     host_bytes = host_bytes_of_worker(job.num_samples)
-    offers = offers_that_hold_workers(device_types, offers, host_bytes_of_worker=host_bytes)
     learning = learn_from_runs(run.workspace, run_id=run.run_id)
     planning_time = PlanningTime(asked.max_planning_seconds or MAX_SECONDS)
-    search = _PlanSearch(run, job, deadline, device_types, others, profiled, offers, learning, planning_time)
-    with explained_by(deadline):
-        wire_dtype, problem, searches = search_with_wire_dtype(asked.wire_dtype, search.with_wire_dtype)
+    read_bytes = (
+        (asked.epochs + job.evaluated_share) * job.num_samples * run.dataset.manifest.source_row_bytes
+    )
+
+    def search_in(region: str) -> _PlanSearch:
+        sold, others = types[region]
+        held = offers_that_hold_workers(sold, offers[region], host_bytes_of_worker=host_bytes)
+        starts_from_bytes = 0.0 if run.start.model is None else state_bytes
+        crossing = regions.crossing(run.workspace, region, (read_bytes, starts_from_bytes, state_bytes))
+        rates = rates_between(run.workspace.price_folder, region, regions.store)
+        due = deadline and deadline.with_crossing(crossing)
+        return _PlanSearch(
+            run, job, due, sold, others, profiled, held, learning, planning_time, crossing, rates
+        )
+
+    searches_by_region = {region: search_in(region) for region in regions.rented}
+    search, (wire_dtype, problem, searches), why = cheapest_region(searches_by_region, planning_time)
     chosen = searches.chosen
     search.log_found(problem, searches)
     provisioning = provision(
         chosen.plan,
-        offers,
+        search.offers,
         provider=asked.provider,
         caps=asked.caps,
         spent_this_month_usd=spent_this_month_usd(run.workspace, asked.provider),
         price_files=price_files,
         state_bytes=state_bytes,
         disks=replica_disks(problem, chosen.evaluation),
+        fixed_usd=problem.extra_costs.fixed_usd,
+        rates=search.rates,
     )
     log_step("machines", provisioning.summary)
     config = search.config(problem, chosen, provisioning, wire_dtype=wire_dtype)
     spot_until = None
-    if deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
-        spot_until = deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
-    report = search.report(problem, searches, provisioning, config)
-    return NightPlan(report, profiled, learning, deadline, spot_until)
+    if search.deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
+        spot_until = search.deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
+    region = "; ".join(filter(None, (why, search.crossing.text)))
+    report = search.report(problem, searches, provisioning, config, region)
+    return NightPlan(report, profiled, learning, search.deadline, spot_until)
+
+
+def _types_in(
+    run: OpenedRun,
+    region: str,
+    wanted: list[str],
+    offers: Sequence[InstanceOffer],
+    without: Collection[str],
+) -> tuple[list[str], list[str]]:
+    """Return the device types for a plan in a region, and those that are sold there but have no machine image."""
+    others: list[str] = []
+    if not run.asked.device_types:
+        refused = not_rentable(provider_of(run.workspace, run.asked.provider, region=region))
+        sold = sold_types(wanted, offers)
+        wanted = [name for name in sold if hardware_name(name) not in refused]
+        others = [name for name in sold if hardware_name(name) in refused]
+    elif len(run.asked.regions) > 1:
+        wanted = sold_types(wanted, offers)
+    # Where all were tried, they are tried again.
+    return [name for name in wanted if name not in without] or wanted, others
 
 
 def _profiled(run: OpenedRun, job: PlannedJob, device_types: list[str], *, is_here: bool) -> ProfiledModel:
@@ -144,10 +178,13 @@ def log_rented_price(run: OpenedRun) -> None:
         return
     job, known = _job_of(run), [*DEVICE_TYPES]
     try:
-        offers, _ = offers_now(run.workspace, RENTED_AS, known, region=run.asked.region)
-        sold = sold_types(known, [Market.ON_DEMAND], offers)
+        [region, *_] = Regions.of(run.workspace, RENTED_AS, run.asked.regions, data=run.asked.data).rented
+        offers, _ = offers_now(run.workspace, RENTED_AS, known, regions=[region])
+        sold = sold_types(known, offers[region])
         profiled = _profiled(run, job, sold, is_here=False)
-        log_step("rented", scheduling.price_on(offers, profiled, job, sold, num_epochs=run.asked.epochs))
+        log_step(
+            "rented", scheduling.price_on(offers[region], profiled, job, sold, num_epochs=run.asked.epochs)
+        )
     except HeterpsError as problem:
         log_step("rented", f"a price is not known: {problem}")
 
@@ -189,7 +226,7 @@ def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Dead
 
 @dataclass(frozen=True, slots=True)
 class _PlanSearch:
-    """The search for the plan of a run, by times, offers and past runs."""
+    """The search for the plan of a run in a region, by times, offers and past runs."""
 
     run: OpenedRun
     job: PlannedJob
@@ -202,6 +239,17 @@ class _PlanSearch:
     offers: Sequence[InstanceOffer]
     learning: Calibration
     planning_time: PlanningTime
+    crossing: Crossing
+    rates: Rates
+
+    def found(self) -> Found:
+        """Search the plan, and its number format where none is asked for."""
+        with explained_by(self.deadline):
+            return search_with_wire_dtype(self.run.asked.wire_dtype, self.with_wire_dtype)
+
+    def first_problems(self) -> list[SchedulingProblem]:
+        """Return the problem of each zone that is searched first."""
+        return self._problems(self.device_types, self.run.asked.wire_dtype or FULL)
 
     def with_wire_dtype(self, wire_dtype: str) -> tuple[SchedulingProblem, scheduling.Searches]:
         """Search a plan in time whose workers send in a number format."""
@@ -217,23 +265,28 @@ class _PlanSearch:
         )
 
     def _problem(self, device_types: Sequence[str], wire_dtype: str) -> SchedulingProblem:
+        problems = self._problems(device_types, wire_dtype)
+        return self.learning.corrected(scheduling.problem_of_cheapest_zone(problems, self.planning_time))
+
+    def _problems(self, device_types: Sequence[str], wire_dtype: str) -> list[SchedulingProblem]:
         asked = self.run.asked
-        return self.learning.corrected(
-            scheduling.make_problem(
-                self.profiled,
-                self.offers,
-                self.job,
-                device_types=device_types,
-                num_epochs=asked.epochs,
-                throughput_floor_samples_per_s=floor_with(
-                    self.deadline, asked.throughput_floor_samples_per_s
-                ),
-                leave_out_costs=asked.leave_out_costs,
+        return scheduling.make_problems(
+            self.profiled,
+            self.offers,
+            self.job,
+            device_types=device_types,
+            num_epochs=asked.epochs,
+            throughput_floor_samples_per_s=floor_with(self.deadline, asked.throughput_floor_samples_per_s),
+            extra_costs=job_extra_costs(
+                self.profiled.planned_graph,
+                leave_out=asked.leave_out_costs,
                 profiling_usd=self.profiled.profiling_usd(self.run.run_id),
-                update_mode=asked.update_mode,
-                wire_dtype=wire_dtype,
-                planning_time=self.planning_time,
-            )
+                is_rented=not get_provider(asked.provider).has_inventory,
+                rates=self.rates,
+                crossing=self.crossing,
+            ),
+            update_mode=asked.update_mode,
+            wire_dtype=wire_dtype,
         )
 
     def _search(self, problem: SchedulingProblem) -> scheduling.Searches:
@@ -319,6 +372,7 @@ class _PlanSearch:
         searches: scheduling.Searches,
         provisioning: Provisioning,
         config: TrainingConfig,
+        region: str,
     ) -> PlanReport:
         """Return the report of the plan that was found."""
         run, profiled, chosen = self.run, self.profiled, searches.chosen
@@ -344,7 +398,7 @@ class _PlanSearch:
             searches=searches,
             scheduler=run.asked.scheduler,
             explanation=scheduling.explain_choice(
-                problem, chosen, self._not_rentable(problem, chosen, config.wire_dtype)
+                problem, chosen, self._not_rentable(problem, chosen, config.wire_dtype), region
             ),
             simulation=scheduling.simulate_choice(problem, chosen),
             provisioning=provisioning,

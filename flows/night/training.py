@@ -59,7 +59,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         run_id=run.run_id,
         directory=run.directory,
         provider_name=run.asked.provider,
-        region=run.asked.region,
+        region=plan.report.provisioning.region,
         model=run.asked.sized_model,
         caps=run.asked.caps,
         problem=plan.report.problem,
@@ -77,12 +77,14 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
             cluster = machines.enter_context(launched(fleet_run, bought, spot_until=plan.spot_until))
         except InsufficientCapacityError as problem:
             return replan_without(fleet_run, bought, problem)
-        watch = machines.enter_context(within_budget(fleet_run, cluster, bucket_usd=bought.bucket_usd))
+        fixed_usd = bought.bucket_usd + plan.report.problem.extra_costs.crossing_usd
+        watch = machines.enter_context(within_budget(fleet_run, cluster, bucket_usd=fixed_usd))
         if not run.is_dry_run:
             charge_measurements(run.workspace, plan.profiled, run_id=run.run_id)
         outcome = NightFleet(fleet_run, Fleet(cluster, bought), machines).train(watch)
         of_nodes = outcome.training.storage if isinstance(outcome, Complete | Stopped) else StorageUsage()
-        keep_storage_usage(run.workspace, run.run_id, run.directory, cluster, of_nodes)
+        crosses = plan.report.problem.extra_costs.crossing_usd > 0
+        keep_storage_usage(run.workspace, run.run_id, run.directory, cluster, of_nodes, crosses=crosses)
     match outcome:
         case Complete(training):
             log_step("trained", training_summary(training))

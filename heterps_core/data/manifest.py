@@ -131,6 +131,12 @@ class DatasetManifest(JsonDocument):
         return self.features.row_bytes + 4 * len(self.schema.weight_columns)
 
     @property
+    def source_row_bytes(self) -> float:
+        """Bytes of a row in the files that the dataset was prepared from; in memory where it is from no file."""
+        source_bytes = sum(source.size_bytes for source in self.sources)
+        return source_bytes / self.num_rows if source_bytes else self.row_bytes
+
+    @property
     def train_click_rate(self) -> float:
         """Share of clicks among the sampled training rows, in [0, 1]."""
         return self.num_sampled_clicks / self.num_sampled_rows

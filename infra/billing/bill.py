@@ -18,7 +18,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
-from infra.prices.service_charges import ServiceLine, service_lines
+from infra.prices.service_charges import RATES, Rates, ServiceLine, service_lines
 from infra.prices.spot_charges import SpotHistory, is_free
 from infra.providers.base import Provider
 
@@ -84,6 +84,7 @@ def bill_for_run(
     now: datetime,
     storage: StorageUsage | None = None,
     spot_prices: Mapping[str, SpotHistory] = _NO_HISTORIES,
+    rates: Rates = RATES,
 ) -> Bill:
     """Add up the cost of a run until `now`.
 
@@ -108,6 +109,7 @@ def bill_for_run(
             table_disk_usd=sum(
                 line.instance_seconds / SECONDS_PER_HOUR * entry.disk_usd_per_hour for entry, line in charges
             ),
+            rates=rates,
         )
     return Bill(
         run_id=run_id,

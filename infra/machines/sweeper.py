@@ -19,7 +19,7 @@ from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, Ledge
 from infra.ledger.ledger_entry import Instance
 from infra.ledger.ledger_file import readable_entries, set_aside_if_damaged
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
-from infra.workspace import Workspace
+from infra.workspace import Workspace, region_of_run_store
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +203,7 @@ def regions_of(
     provider = get_provider(name)
     if not provider.has_regions:
         return [""]
-    places = {provider.region, *([configured] if configured else [])}
+    places = {region for region in (provider.region, region_of_run_store(), configured) if region}
     if entries is not None:
         return sorted(places | {entry.region for entry in entries if entry.provider == name})
     try:

@@ -18,6 +18,7 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market, Price
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.units import ratio
+from infra.prices.service_charges import Rates
 from infra.prices.spot_charges import SpotHistory
 
 _LAST_CHANGE = timedelta(hours=1)
@@ -45,8 +46,8 @@ class LivePrices(ABC):
 
     @staticmethod
     @abstractmethod
-    def check_regions(names: Sequence[str]) -> None:
-        """Check, without asking the cloud, that it has regions of these names.
+    def regions_named(patterns: Sequence[str]) -> list[str]:
+        """Return the cloud's regions that names, or patterns such as eu-*, stand for, without asking the cloud.
 
         Raises:
             UnknownNameError: There is no such region.
@@ -70,6 +71,13 @@ class LivePrices(ABC):
             price_source=self.spot_source if market is Market.SPOT else self.on_demand_source,
         )
 
+    def rates(self, region: str, *, now: datetime) -> Rates:
+        """Return the rates of services of a region, by their names in `service_charges.RATES`.
+
+        Traffic to other regions has the names of `region_rates.traffic_to`. A missing rate is that of us-east-1.
+        """
+        return {}
+
     @abstractmethod
     def sizes(self, region: str, families: Iterable[str]) -> Mapping[str, InstanceType]:
         """Return the sizes of the instance types of some families, by name."""
@@ -84,6 +92,8 @@ class Refresh:
     """Offers whose price is of this refresh; the others are as old as they say."""
 
     problems: tuple[str, ...]
+    rates: Mapping[str, Rates]
+    """Region -> rates of its services."""
 
     @property
     def num_kept(self) -> int:
@@ -107,6 +117,7 @@ def refresh(
     renewed: set[tuple[str, Market]] = set()
     new: list[InstanceOffer] = []
     problems: list[str] = []
+    rates: dict[str, Rates] = {}
     for region in regions:
         sizes: Mapping[str, InstanceType]
         sizes = {o.instance_type.name: o.instance_type for o in known if o.region == region}
@@ -120,6 +131,8 @@ def refresh(
                 for name in sorted(on_demand.keys() & sizes.keys())
             ]
         with _noted(problems):
+            rates[region] = prices.rates(region, now=now)
+        with _noted(problems):
             histories = prices.spot(region, sorted(sizes), since=now - _LAST_CHANGE) if sizes else {}
             renewed.add((region, Market.SPOT))
             new += [
@@ -128,7 +141,7 @@ def refresh(
                 if name in sizes and history.last_usd_per_hour > 0
             ]
     older = [offer for offer in known if (offer.region, offer.market) not in renewed]
-    return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems))
+    return Refresh(offers=(*older, *new), num_new=len(new), problems=tuple(problems), rates=rates)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import gzip
 import io
 import logging
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +22,7 @@ from heterps_core.errors import ConfigurationError, ProvisioningError, UnknownNa
 from heterps_core.hardware import AWS, InstanceOffer, InstanceType, Market
 from heterps_core.units import SECONDS_PER_HOUR
 
-_REFRESH_COMMAND = "prefect deployment run refresh-prices"
+_REFRESH_COMMAND = "heterps refresh-prices"
 
 _OLD_AFTER = timedelta(days=7)
 """Older prices are warned of: on-demand prices change a few times a year, spot prices within days."""
@@ -157,8 +158,7 @@ class PriceCatalogue:
         """
         regions = self.regions()
         if "" not in regions and region not in regions:
-            way_out = f"Get the prices of others with {_REFRESH_COMMAND} --param 'regions=[\"{region}\"]'."
-            raise UnknownNameError("region with prices", region, regions, way_out=way_out)
+            raise UnknownNameError("region with prices", region, regions, way_out=refresh_way_out(region))
         places = [(self.cloud, each, market) for each in ("", region)]
         in_place = [o for o in self._offers.values() if (o.cloud, o.region, o.market) in places]
         found = sorted(in_place, key=lambda offer: (offer.instance_type.name, offer.zone or ""))
@@ -166,9 +166,14 @@ class PriceCatalogue:
             raise ProvisioningError(
                 f"no price file has {market} prices for {region}: "
                 f"{', '.join(file.path.name for file in self.files)}; choose the other market, or get them "
-                f"with {_REFRESH_COMMAND}"
+                f"with {_REFRESH_COMMAND} --regions {region}"
             )
         return tuple(found)
+
+
+def refresh_way_out(region: str) -> str:
+    """Return the command that fetches the prices of a region, or of those that match a pattern, as a sentence."""
+    return f"Get the prices of others with {_REFRESH_COMMAND} --regions {shlex.quote(region)}."
 
 
 def age_text(offers: Iterable[InstanceOffer], *, now: datetime) -> str:

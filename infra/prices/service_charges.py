@@ -26,34 +26,41 @@ MiB/s for each (Amazon EBS User Guide, General Purpose SSD volumes)."""
 _LEASE_LOOK_INTERVAL_S = 60.0
 _REQUESTS_PER_LOOK = 2
 
-_AS_OF = "2026-07"
 
-
-class _ServiceRate(NamedTuple):
+class ServiceRate(NamedTuple):
     """A list price."""
 
     unit: str
     usd_per_unit: float
     price_source: str
+    price_as_of: str = "2026-07"
+
+
+Rates = Mapping[str, ServiceRate]
+"""Service -> its price in a region."""
 
 
 _S3 = "aws.amazon.com/s3/pricing"
 
-RATES: Mapping[str, _ServiceRate] = {
-    "disks": _ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
-    "disks for tables": _ServiceRate("USD", 1.0, "gp3 room and throughput at the launch's prices"),
-    "disk throughput": _ServiceRate(
+RATES: Rates = {
+    "disks": ServiceRate("GB-month", 0.08, "aws.amazon.com/ebs/pricing, gp3, us-east-1"),
+    "disks for tables": ServiceRate("USD", 1.0, "gp3 room and throughput at the launch's prices"),
+    "disk throughput": ServiceRate(
         "MiB/s-month", 0.04, "aws.amazon.com/ebs/pricing, gp3 above 125 MiB/s, us-east-1"
     ),
-    "disk operations": _ServiceRate(
+    "disk operations": ServiceRate(
         "IOPS-month", 0.005, "aws.amazon.com/ebs/pricing, gp3 above 3,000, us-east-1"
     ),
-    "public addresses": _ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
-    "requests that write or list": _ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
-    "requests that read": _ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
-    "stored data": _ServiceRate("GB-month", 0.023, f"{_S3}, Standard, us-east-1"),
-    "traffic out of the region": _ServiceRate("GB", 0.09, f"{_S3}, data transfer out to the internet"),
+    "public addresses": ServiceRate("hour", 0.005, "aws.amazon.com/vpc/pricing, public IPv4"),
+    "requests that write or list": ServiceRate("1,000 requests", 0.005, f"{_S3}, Standard, us-east-1"),
+    "requests that read": ServiceRate("1,000 requests", 0.0004, f"{_S3}, Standard, us-east-1"),
+    "stored data": ServiceRate("GB-month", 0.023, f"{_S3}, Standard, us-east-1"),
+    "traffic out of the region": ServiceRate("GB", 0.09, f"{_S3}, data transfer out to the internet"),
+    "traffic between regions": ServiceRate(
+        "GB", 0.02, "aws.amazon.com/ec2/pricing, data transfer from us-east-1 to another region"
+    ),
 }
+"""Of us-east-1; those that a refresh has found for a region count there (`region_rates.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +86,11 @@ def disk_iops(mib_per_s: int) -> int:
     return max(_INCLUDED_IOPS, _IOPS_PER_MIB_PER_S * mib_per_s)
 
 
-def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: int) -> float:
+def table_disk_usd_per_hour(*, gigabytes: float, mib_per_s: int, rates: Rates = RATES) -> float:
     """Return the price of more room and throughput of an instance's disk, and of the operations that this needs."""
-    throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0) * RATES["disk throughput"].usd_per_unit
-    operations = (disk_iops(mib_per_s) - _INCLUDED_IOPS) * RATES["disk operations"].usd_per_unit
-    return (gigabytes * RATES["disks"].usd_per_unit + throughput + operations) / HOURS_PER_MONTH
+    throughput = max(mib_per_s - INCLUDED_MIB_PER_S, 0) * rates["disk throughput"].usd_per_unit
+    operations = (disk_iops(mib_per_s) - _INCLUDED_IOPS) * rates["disk operations"].usd_per_unit
+    return (gigabytes * rates["disks"].usd_per_unit + throughput + operations) / HOURS_PER_MONTH
 
 
 def usd_per_machine_hour(*, disk_gb_each: float) -> float:
@@ -102,6 +109,7 @@ def service_lines(
     disk_gb_each: float,
     storage: StorageUsage | None = None,
     table_disk_usd: float = 0.0,
+    rates: Rates = RATES,
 ) -> tuple[ServiceLine, ...]:
     """Return the charges of instances and their bucket besides the instances' own price.
 
@@ -123,14 +131,14 @@ def service_lines(
             "requests that read": storage.get_requests / 1_000,
             "stored data": storage.stored_byte_s / 1e9 / SECONDS_PER_HOUR / HOURS_PER_MONTH,
             "traffic out of the region": storage.egress_bytes / 1e9,
+            "traffic between regions": storage.crossing_bytes / 1e9,
         }
     return tuple(
         ServiceLine(
             service=name,
             quantity=quantity,
-            price_as_of=_AS_OF,
-            usd=quantity * RATES[name].usd_per_unit,
-            **RATES[name]._asdict(),
+            usd=quantity * rates[name].usd_per_unit,
+            **rates[name]._asdict(),
         )
         for name, quantity in quantities.items()
         if quantity > 0

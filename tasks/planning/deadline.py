@@ -10,7 +10,7 @@ import re
 import time as clock
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
@@ -86,6 +86,13 @@ class Deadline:
         spare_s = self.training_seconds - self.num_samples / samples_per_s - INTERRUPTION_SECONDS
         return self.asked_at + timedelta(seconds=spare_s)
 
+    def with_crossing(self, crossing: extra_costs.Crossing) -> Deadline:
+        """Return what is left where bytes cross between regions before the first step and after the last."""
+        left_s = self.training_seconds - crossing.seconds_before - crossing.seconds_after
+        after_s = self.after_training_seconds + crossing.seconds_after
+        # No plan reaches the floor of a time that is over.
+        return replace(self, training_seconds=max(left_s, 1e-3), after_training_seconds=after_s)
+
     @property
     def text(self) -> str:
         """The floor and where it comes from, in one line."""
@@ -106,10 +113,12 @@ class PlanningTime:
 
     def __init__(self, seconds: float = MAX_SECONDS) -> None:
         self._ends_s = clock.process_time() + seconds
+        self.num_plans = 1
+        """Plans that are still to be made in this time, one for each region."""
 
     def share(self, num_proofs: int) -> float:
         """Return the seconds of the next proof where so many are still to be made; what one saves others have."""
-        return max(self._ends_s - clock.process_time(), 0.0) / num_proofs
+        return max(self._ends_s - clock.process_time(), 0.0) / num_proofs / self.num_plans
 
 
 def parse_time_of_day(text: str) -> time:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.cost_model.step_model import FORWARD_SHARE
@@ -11,7 +12,7 @@ from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.prices.service_charges import service_lines
+from infra.prices.service_charges import RATES, Rates, service_lines
 
 STARTUP_SECONDS = 120.0
 """Assumed, from launch to first step: an instance boots in half a minute to a minute, then the environment is
@@ -19,9 +20,6 @@ unpacked, tables are filled and torch starts."""
 
 TEARDOWN_SECONDS = 30.0
 """Assumed, from the last step to the end of billing: the last checkpoint is written before it, the log after it."""
-
-STORAGE_USD_PER_GB_MONTH = 0.023
-"""S3 Standard, us-east-1, first 50 TB (aws.amazon.com/s3/pricing, as of 2026-07)."""
 
 TRANSFER_USD_PER_GB = 0.02
 """Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
@@ -50,6 +48,10 @@ HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
 
+REGION_BYTES_PER_S = 5e9 / 8
+"""From a machine of fewer than 32 vCPUs to other regions (Amazon EC2 User Guide, instance network bandwidth); counted
+as if one machine moved all bytes."""
+
 REQUESTS_PER_REPORT = 2
 
 BYTES_PER_WRITE = 10 * 1024**2
@@ -58,8 +60,34 @@ BYTES_PER_READ = 16 * 1024**2
 """As Arrow sends and the run directory asks for larger files, each part a request."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossing:
+    """What crosses in a run between the region of its rows or its store and that of its machines."""
+
+    usd: float = 0.0
+    usd_per_hour: float = 0.0
+    """Of checkpoints, each counted whole: what changed is less."""
+
+    seconds_before: float = 0.0
+    """For rows, and the model that the run begins with; all machines wait for them."""
+
+    seconds_after: float = 0.0
+    """For the last checkpoint, which holds the model."""
+
+    text: str = ""
+
+
+NO_CROSSING = Crossing()
+
+
 def job_extra_costs(
-    graph: ModelGraph, *, leave_out: Sequence[str], profiling_usd: float = 0.0, is_rented: bool = True
+    graph: ModelGraph,
+    *,
+    leave_out: Sequence[str] = (),
+    profiling_usd: float = 0.0,
+    is_rented: bool = True,
+    rates: Rates = RATES,
+    crossing: Crossing = NO_CROSSING,
 ) -> ExtraCosts:
     """Return the extra costs of a job of this model, without the terms that are left out.
 
@@ -71,13 +99,15 @@ def job_extra_costs(
     checkpoint_bytes = sum(layer.state_bytes for layer in graph.layers)
     stored_gb = KEPT_WHOLE_CHECKPOINTS * checkpoint_bytes / BYTES_PER_GB
     return ExtraCosts(
-        startup_seconds=STARTUP_SECONDS,
-        teardown_seconds=TEARDOWN_SECONDS,
+        startup_seconds=STARTUP_SECONDS + crossing.seconds_before,
+        teardown_seconds=TEARDOWN_SECONDS + crossing.seconds_after,
         search_and_profiling_usd=profiling_usd,
-        storage_usd_per_hour=stored_gb * STORAGE_USD_PER_GB_MONTH / HOURS_PER_MONTH
+        storage_usd_per_hour=stored_gb * rates["stored data"].usd_per_unit / HOURS_PER_MONTH
+        + crossing.usd_per_hour
         if is_rented
         else OWN_HOUR_USD,
         transfer_usd_per_gb=TRANSFER_USD_PER_GB,
+        crossing_usd=crossing.usd,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
     ).without(leave_out)
@@ -117,8 +147,10 @@ def _planned_usage(*, state_bytes: float, hours: float, leaves_region: bool) -> 
     )
 
 
-def planned_bucket_usd(*, state_bytes: float, hours: float, leaves_region: bool) -> float:
+def planned_bucket_usd(
+    *, state_bytes: float, hours: float, leaves_region: bool, rates: Rates = RATES
+) -> float:
     """Return what requests and egress of a run will cost; see `_planned_usage`."""
     usage = _planned_usage(state_bytes=state_bytes, hours=hours, leaves_region=leaves_region)
-    lines = service_lines(instance_seconds=0.0, disk_gb_each=0.0, storage=usage)
+    lines = service_lines(instance_seconds=0.0, disk_gb_each=0.0, storage=usage, rates=rates)
     return sum(line.usd for line in lines)

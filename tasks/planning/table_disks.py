@@ -26,7 +26,13 @@ from heterps_core.planning.provisioning.offer_choice import disk_bytes_per_s
 from heterps_core.plans.provisioning_plan import ProvisioningPlan, TableDisk
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.units import BYTES_PER_GIB, BYTES_PER_MIB
-from infra.prices.service_charges import INCLUDED_MIB_PER_S, MOST_MIB_PER_S, table_disk_usd_per_hour
+from infra.prices.service_charges import (
+    INCLUDED_MIB_PER_S,
+    MOST_MIB_PER_S,
+    RATES,
+    Rates,
+    table_disk_usd_per_hour,
+)
 
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of a table's rows in memory, of which a plan takes one for each stage."""
@@ -269,13 +275,16 @@ def offers_with_disks(
     )
 
 
-def with_table_disk(plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk]) -> ProvisioningPlan:
+def with_table_disk(
+    plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk], *, rates: Rates = RATES
+) -> ProvisioningPlan:
     """Return a purchase whose instances have room and throughput for the rows that replicas keep on disk.
 
     All instances of stages in `disks` have the same: as much as those that need most.
 
     Args:
         disks: By stage.
+        rates: Prices of services in the region.
     """
     needs = [(group.units_per_instance, disks[group.stage]) for group in plan.groups if group.stage in disks]
     if not needs:
@@ -283,7 +292,7 @@ def with_table_disk(plan: ProvisioningPlan, disks: Mapping[int, ReplicaDisk]) ->
     gigabytes = math.ceil((1 + FREE_SHARE) * max(units * disk.table_bytes for units, disk in needs) / 1e9)
     mib_per_s = math.ceil(max(units * disk.bytes_per_s for units, disk in needs) / BYTES_PER_MIB)
     mib_per_s = max(mib_per_s, INCLUDED_MIB_PER_S)
-    price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s)
+    price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s, rates=rates)
     disk = TableDisk(
         gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price, stages=tuple(sorted(disks))
     )

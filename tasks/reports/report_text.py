@@ -65,6 +65,7 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
     found = [
         ("rows", f"{report.data}: {report.num_train_rows:,} to train on, {held_out}"),
         ("plan", _machines_text(report)),
+        *([("region", report.explanation.region)] if report.explanation.region else []),
         ("proof", gap_text(report.chosen.plan)),
         *([("busy", report.busy)] if report.busy else []),
     ]
@@ -136,7 +137,8 @@ def _machines_text(report: PlanReport) -> str:
     if machines.startswith("1 x ") and "+" not in machines:
         machines = f"fits on one {machines.removeprefix('1 x ')}"
     free_hours = report.chosen.evaluation.run_seconds / SECONDS_PER_HOUR
-    seconds = ratio(plan.cost_usd, plan.price_usd_per_hour, otherwise=free_hours) * SECONDS_PER_HOUR
+    hourly_usd = plan.cost_usd - report.problem.extra_costs.fixed_usd
+    seconds = ratio(hourly_usd, plan.price_usd_per_hour, otherwise=free_hours) * SECONDS_PER_HOUR
     text = f"{machines}: {_duration_text(seconds)} from start to end"
     if num_planned == report.num_train_rows:
         return text

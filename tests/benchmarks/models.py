@@ -44,7 +44,7 @@ from infra.workspace import Workspace
 from tasks.data import prepare_data
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
-from tasks.scheduling import make_problem
+from tasks.scheduling import make_problems, problem_of_cheapest_zone
 from tasks.sources import ClickSource
 from tests.benchmarks.plain_torch import plain_step, processor_seconds
 from tests.benchmarks.training_speed import figure
@@ -164,7 +164,7 @@ def best_plans(models: Sequence[str]) -> Iterator[tuple[str, BestPlan]]:
             profiled = profile_layers.fn(
                 workspace, clicks, job, model=model, batch_size=job.batch_size, device_types=DEVICE_TYPES
             )
-            problem = make_problem(
+            problems = make_problems(
                 profiled,
                 offers,
                 job,
@@ -173,6 +173,7 @@ def best_plans(models: Sequence[str]) -> Iterator[tuple[str, BestPlan]]:
                 throughput_floor_samples_per_s=0.0,
                 update_mode=DELAYED,
             )
+            problem = problem_of_cheapest_zone(problems)
             best = find_optimum(problem)
             names = [layer.name for layer in problem.layers]
             stages = ", ".join(

@@ -32,7 +32,6 @@ from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EntryState, Ledger
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.workspace import HOME_VARIABLE, Workspace
-from tasks.prices import _price_folder
 from tasks.records.past_runs import PastRun, past_trainings
 from tasks.running.losses import _read_losses
 from tests.heterps_core.training.node_processes import kill_machine, nodes_of
@@ -319,4 +318,4 @@ def raise_prices(workspace: Workspace) -> None:
         else offer
         for offer in BUNDLED_SNAPSHOT.offers()
     ]
-    write_refreshed(_price_folder(workspace), offers, at=datetime.now(UTC))
+    write_refreshed(workspace.price_folder, offers, at=datetime.now(UTC))

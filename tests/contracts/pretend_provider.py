@@ -40,8 +40,9 @@ class PretendPrices(LivePrices):
         return cls()
 
     @staticmethod
-    def check_regions(names):
-        assert set(names) == {PLACE}
+    def regions_named(patterns):
+        assert set(patterns) == {PLACE}
+        return [PLACE]
 
     def on_demand(self, region, *, instance_type=None):
         return {OFFER.instance_type.name: USD_PER_HOUR}
@@ -58,6 +59,7 @@ class PretendProvider(LocalProvider):
 
     name = "pretend"
     is_dry_run = False
+    machines_text = "rented machines"
     has_regions = True
     region = PLACE
     minimum_billed_s = 30.0

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LIMIT_S = 300.0
 SETTINGS = [
-    *("--provider", PretendProvider.name, "--region", PLACE, "--device-types", "cpu-c7i"),
+    *("--provider", PretendProvider.name, "--regions", PLACE, "--device-types", "cpu-c7i"),
     *("--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
 ]
 

@@ -118,7 +118,12 @@ TRAINING = [
     ({"markets": []}, "markets must be a list, length at least 1, each text"),
     ({"markets": ["auction"]}, "not a known market"),
     ({"markets": ["spot"]}, "no price file has spot prices for us-east-1"),
-    ({"region": "mars"}, "'mars' is not a known region with prices; known are: us-east-1"),
+    (
+        {"regions": ["mars"]},
+        "'mars' is not a known region with prices; known are: us-east-1. Get the prices of others with heterps "
+        "refresh-prices --regions mars",
+    ),
+    ({"regions": ["us-east-1", "eu-*"]}, r"'eu-\*' is not a known region .*refresh-prices --regions 'eu-\*'"),
     (
         {"throughput_floor_samples_per_s": -1.0},
         "throughput_floor_samples_per_s must be a number of samples/s, at least 0, got -1.0",
@@ -219,7 +224,7 @@ def test_a_time_zone_that_is_none_is_reported_before_the_deadline_is_needed(home
 
 
 OTHERS = [
-    (profile_devices, {"region": "mars"}, "'mars' is not a known region"),
+    (profile_devices, {"regions": ["mars"]}, "'mars' is not a known region"),
     (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
     (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
     (profile_devices, {"epochs": 0}, "epochs must be a whole number, at least 1"),
@@ -228,8 +233,9 @@ OTHERS = [
     (compare_schedulers, {"device_types": ["gpu-t4-spot"]}, "no price file has spot prices"),
     (refresh_prices, {"regions": []}, "regions must be a list, length at least 1, each text"),
     (refresh_prices, {"regions": ["us-east-1", "us-east1"]}, "Did you mean 'us-east-1'"),
+    (refresh_prices, {"regions": ["mars-*"]}, r"'mars-\*' is not a known region of AWS"),
     (backfill_ctr, {"settings": {"epochs": "two"}}, "epochs of train-ctr in settings must be a whole number"),
-    (backfill_ctr, {"settings": {"region": "mars"}}, "'mars' is not a known region"),
+    (backfill_ctr, {"settings": {"regions": ["mars"]}}, "'mars' is not a known region"),
     (
         backfill_ctr,
         {"settings": {"min_auc_gain": NAN}},
@@ -249,7 +255,7 @@ def test_another_flow_with_a_wrong_parameter_leaves_nothing(flow, wrong, message
     assert re.search(message, said)
 
 
-@pytest.mark.parametrize("arguments", [["--region", "mars"], ["--model", f"{MODELS}bild_nothing"]])
+@pytest.mark.parametrize("arguments", [["--regions", "mars"], ["--model", f"{MODELS}bild_nothing"]])
 def test_the_command_line_refuses_in_one_line_before_prefect_is_asked(arguments, home, capsys):
     status = main("flows.train_ctr", TrainParameters, arguments)
 

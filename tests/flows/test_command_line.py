@@ -89,6 +89,7 @@ def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
         ({"schema_file": "no-such-schema.json"}, ConfigurationError, "no-such-schema.json"),
         ({"provider": "aws"}, ConfigurationError, "HETERPS_RUN_STORE"),
         ({"plan_only": True, "resume_run_id": "run-1"}, ConfigurationError, "resume_run_id must be left out"),
+        ({"region": "us-east-1"}, ConfigurationError, "region was removed: regions names where"),
         ({"redo_log": True}, ConfigurationError, "redo_log was removed: checkpoints, .*; leave it out"),
     ],
 )

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+from dataclasses import replace
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -15,6 +17,7 @@ from heterps_core.errors import ConfigurationError, DataError, ProvisioningError
 from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
+from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.providers import provider_of
 from infra.workspace import HOME_VARIABLE
 from tasks.records.champion import champion_of
@@ -201,3 +204,20 @@ def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(
     assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
     assert Ledger(workspace.ledger_path).entries() == launched
     assert finished_run(workspace, day="2026-11-04", data=str(days), model="ctrdnn") is None
+
+
+def test_a_plan_over_two_regions_takes_the_cheaper_one_and_says_by_how_much_the_other_lost(
+    workspace, days, first_night, caplog
+):
+    half = [
+        replace(each, region="eu-west-1", price_usd_per_hour=each.price_usd_per_hour / 2)
+        for each in BUNDLED_SNAPSHOT.offers()
+    ]
+    write_refreshed(workspace.price_folder, half, at=datetime.now(UTC))
+
+    with caplog.at_level("INFO"):
+        train_ctr(data=str(days), day="2026-11-04", plan_only=True, regions=["us-east-1", "eu-*"], **SETTINGS)
+
+    said = " ".join(caplog.text.split())
+    assert "region eu-west-1, the cheapest of 2; nearest us-east-1: +0.0" in said
+    assert re.search(r"GB cross between regions for 0\.0\d+ USD, and checkpoints for at most", said)

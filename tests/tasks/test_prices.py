@@ -12,7 +12,6 @@ from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
-    _price_folder,
     _refresh_before_renting,
     catalogue_of,
     recheck_prices,
@@ -26,6 +25,7 @@ from tests.infra.prices.aws_answers import (
     product,
     stubbed_prices,
     will_give_products,
+    will_give_rates,
     will_give_sizes,
     will_give_spot_prices,
 )
@@ -53,6 +53,7 @@ def answer(aws, *, on_demand_usd="0.09"):
     will_give_products(
         pricing, [product("c7i.large", on_demand_usd), product("g4dn.xlarge", "0.5")], region=REGION
     )
+    will_give_rates(pricing, REGION)
     changes = [change("g4dn.xlarge", "us-east-1a", "0.2", datetime.now(UTC) - timedelta(hours=3))]
     will_give_spot_prices(ec2, changes, names=["c7i.large", "g4dn.xlarge"])
 
@@ -82,7 +83,7 @@ def test_not_one_price_is_an_error_and_leaves_no_file(workspace, aws):
     with pytest.raises(ProvisioningError, match=r"not one price could be refreshed.*stay in use"):
         refresh_prices_of.fn(workspace, AwsPrices, regions=[REGION])
 
-    assert not _price_folder(workspace).exists()
+    assert not workspace.price_folder.exists()
 
 
 def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspace, aws):
@@ -91,20 +92,20 @@ def test_before_renting_old_prices_are_refreshed_and_fresh_ones_are_not(workspac
         return min(offer.price_age(datetime.now(UTC)).total_seconds() for offer in offers)
 
     old = replace(offer(), price_as_of=(datetime.now(UTC) - timedelta(hours=7)).isoformat())
-    write_refreshed(_price_folder(workspace), [old], at=datetime.now(UTC) - timedelta(hours=7))
+    write_refreshed(workspace.price_folder, [old], at=datetime.now(UTC) - timedelta(hours=7))
     answer(aws)
 
     _refresh_before_renting(workspace, "aws", regions=[REGION])
     assert newest_age_s() < 60
     _refresh_before_renting(workspace, "aws", regions=[REGION])  # would find no more answers
 
-    assert len(list(_price_folder(workspace).iterdir())) == 2
+    assert len(list(workspace.price_folder.glob("prices_*"))) == 2
 
 
 def test_before_renting_in_a_region_without_prices_they_are_asked_for(workspace, aws, monkeypatch):
     now = datetime.now(UTC)
     fresh = replace(offer(region="eu-west-1"), price_as_of=now.isoformat())
-    write_refreshed(_price_folder(workspace), [fresh], at=now)
+    write_refreshed(workspace.price_folder, [fresh], at=now)
     asked = []
     monkeypatch.setattr(prices_module, "refresh_prices_of", lambda *_, regions: asked.extend(regions))
 

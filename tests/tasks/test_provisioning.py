@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.device_types import DEVICE_TYPES
+from heterps_core.device_types import DEVICE_TYPES, in_markets
 from heterps_core.errors import (
     BudgetExceededError,
     ConfigurationError,
     InfeasiblePlanError,
     ProvisioningError,
-    UnknownNameError,
 )
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -17,10 +16,8 @@ from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
 from infra.providers.local import LocalProvider
-from infra.workspace import RUN_STORE_VARIABLE
 from tasks.provisioning import (
     check_lifetime,
-    check_region,
     check_rentable,
     find_offers,
     not_rentable,
@@ -149,10 +146,10 @@ def test_offers_carry_the_asked_device_types_on_demand():
 def test_types_without_an_offer_in_a_market_are_no_candidates():
     offers = find_offers.fn([*DEVICE_TYPES])
 
-    found = sold_types(["gpu-t4", "cpu-c7i", "cpu-c8g"], list(Market), offers)
+    found = sold_types(in_markets(["gpu-t4", "cpu-c7i", "cpu-c8g"], list(Market)), offers)
 
     assert found == ["gpu-t4", "cpu-c7i", "cpu-c8g"]  # the bundled prices have no spot market
-    assert sold_types(["gpu-t4", "cpu-c7i"], list(Market), [offer("c7i.large")]) == ["cpu-c7i"]
+    assert sold_types(in_markets(["gpu-t4", "cpu-c7i"], list(Market)), [offer("c7i.large")]) == ["cpu-c7i"]
 
 
 def test_a_cap_is_held_against_the_plan_and_not_against_its_dry_run():
@@ -204,19 +201,6 @@ def test_start_up_counts_against_the_lifetime():
         check_lifetime(evaluation_of(hours=5.99), provider="aws")
 
 
-def test_a_region_that_the_cloud_has_not_or_that_the_run_store_is_not_in_is_refused(monkeypatch):
-    monkeypatch.setenv(RUN_STORE_VARIABLE, "s3://bucket/heterps?region=us-east-1&scheme=https")
-    check_region("local", "eu-west-1")
-    check_region("aws", "us-east-1")
-
-    with pytest.raises(UnknownNameError, match="'mars' is not a known region of AWS"):
-        check_region("aws", "mars")
-    with pytest.raises(
-        ConfigurationError, match=r"must be in the region of the machines, eu-west-1, .*us-east-1"
-    ):
-        check_region("aws", "eu-west-1")
-
-
 class WithImages(LocalProvider):
     """Boots machines of some architectures; an error is what the cloud answers in place of them."""
 
@@ -262,13 +246,6 @@ def test_a_named_device_type_without_an_image_is_refused_with_what_makes_one(ren
         ConfigurationError, match="cpu-c8g cannot be rented: no image; run make-image, or leave"
     ):
         check_rentable(["cpu-c7i", "cpu-c8g-spot"], provider=rented_from)
-
-
-@pytest.mark.parametrize("store", ["s3://bucket/heterps", "s3://bucket/heterps?region=eu-west-1", ""])
-def test_machines_are_rented_in_any_region_of_the_cloud(store, monkeypatch):
-    monkeypatch.setenv(RUN_STORE_VARIABLE, store)
-
-    check_region("aws", "eu-west-1")
 
 
 @pytest.mark.parametrize(

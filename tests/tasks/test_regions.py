@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import boto3
 import pytest
 
-from heterps_core.errors import LiveFleetError
+from flows.cli import main
+from heterps_core.errors import ConfigurationError, LiveFleetError
 from infra.ledger.ledger import Ledger
+from infra.machines.sweeper import sweep_workspace
 from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import end_machines_of, machines_of_run
+from tasks.provisioning import check_rentable
 from tasks.running.live_fleet import check_no_other_fleet
 from tests.infra.builders import bootstrap, moto_ec2, offer, plan
+from tests.moto_server import REGION
 
 pytestmark = pytest.mark.slow
 
@@ -37,10 +42,14 @@ def workspace(tmp_path, monkeypatch):
 @pytest.fixture
 def rented(workspace):
     """A run with two machines in the other region."""
+    rent(workspace, lease_minutes=10)
+
+
+def rent(workspace, *, lease_minutes):
     provider_of(workspace, "aws", region=ELSEWHERE).launch(
         plan(*[offer(region=ELSEWHERE)] * 2),
         run_id="night",
-        lease_until=datetime.now(UTC) + timedelta(minutes=10),
+        lease_until=datetime.now(UTC) + timedelta(minutes=lease_minutes),
         bootstrap=bootstrap(Path("/srv/heterps/run")),
         ledger=Ledger(workspace.ledger_path),
     )
@@ -72,3 +81,36 @@ def test_they_are_ended_by_the_run_s_id_alone(workspace, rented, kept_share):
     end_machines_of(workspace, "night")
 
     assert num_alive() == 0
+
+
+def test_without_a_ledger_expired_machines_in_the_region_of_the_run_store_are_ended(workspace, monkeypatch):
+    rent(workspace, lease_minutes=-1)
+    workspace.ledger_path.unlink()
+    monkeypatch.setenv("HETERPS_RUN_STORE", f"s3://bucket/heterps?region={ELSEWHERE}")
+
+    swept = sweep_workspace(workspace, ["aws"])
+
+    assert swept.places == (f"aws in {ELSEWHERE}", f"aws in {REGION}")
+    assert num_alive() == 0
+
+
+def test_doctor_looks_in_the_default_region_and_in_those_of_the_ledger(
+    workspace, rented, monkeypatch, capsys
+):
+    monkeypatch.setenv("HETERPS_HOME", str(workspace.root))
+
+    main(["doctor", "--provider", "aws", "--json"])
+
+    found = {check["what"]: check["found"] for check in json.loads(capsys.readouterr().out)}
+    for region in (REGION, ELSEWHERE):
+        assert found[f"AWS credentials {region}"] == f"accepted in {region}"
+        assert f"AWS image of x86_64 {region}" in found
+
+
+def test_an_image_that_a_region_lacks_is_reported_with_the_command_that_copies_one(workspace):
+    none, one = (provider_of(workspace, "aws", region=region) for region in ("eu-north-1", ELSEWHERE))
+
+    assert none.missing_images().keys() == {"x86_64", "arm64"}
+    assert none.missing_images().keys() - one.missing_images().keys() == {"x86_64"}
+    with pytest.raises(ConfigurationError, match=f"copy-image --region {ELSEWHERE} --source-region REGION"):
+        check_rentable(["cpu-c8g"], provider=one)

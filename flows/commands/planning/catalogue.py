@@ -19,7 +19,7 @@ import textwrap
 from collections import defaultdict
 from datetime import UTC, datetime
 
-from heterps_core.device_types import DEVICE_TYPES, get_device_type, left_out, matching
+from heterps_core.device_types import DEVICE_TYPES, HARDWARE, get_device_type, left_out, matching
 from heterps_core.hardware import DeviceType
 from heterps_core.planning.provisioning.offer_choice import unit_prices
 from heterps_core.text_table import WIDTH, Table
@@ -63,14 +63,18 @@ def run(options: argparse.Namespace) -> None:
     ages = age_text(offers, now=datetime.now(UTC))
     print(f"{len(rows)} device types, {ages} in {options.region}; each figure is of one unit")
     print("\n".join(Table(columns=COLUMNS, rows=rows).lines()))
+    for disks in HARDWARE.local_disks.values():
+        families = [name for each in shown for name in each.instance_families if name in disks.families]
+        if disks.is_of_sibling and families:
+            print(f"\ndisk MB/s of {', '.join(families)}: {disks.source}")
     if options.device_types:
         return
-    families: dict[str, list[str]] = defaultdict(list)
+    by_reason: dict[str, list[str]] = defaultdict(list)
     for family, reason in left_out().items():
-        families[reason].append(family)
+        by_reason[reason].append(family)
     num_used = len({family for each in DEVICE_TYPES.values() for family in each.instance_families})
     print(f"\n{num_used} instance families carry them; {len(left_out())} are left out:")
-    for reason, names in families.items():
+    for reason, names in by_reason.items():
         print(
             textwrap.fill(
                 f"{reason}: {', '.join(names)}", WIDTH, initial_indent="  ", subsequent_indent="    "

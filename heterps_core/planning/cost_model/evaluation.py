@@ -222,6 +222,7 @@ def _cost_lines(
         CostLine("start-up and teardown", overhead_hours * price),
         CostLine("storage", storage_usd),
         CostLine("transfer between zones", transfer_usd),
+        CostLine("transfer between regions", extra.crossing_usd),
         CostLine("spot risk", run_hours * lost_share * hourly_usd),
         CostLine("search and profiling", extra.search_and_profiling_usd),
     )

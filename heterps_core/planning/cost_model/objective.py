@@ -138,7 +138,7 @@ def objective_of(problem: SchedulingProblem) -> Objective:
         most_interruptions_per_hour=float(interruptions @ [unit.max_units for unit in units]),
         transfer_products=_transfer_products(problem, usd_per_product),
         usd_per_product=usd_per_product,
-        fixed_usd=extra.search_and_profiling_usd,
+        fixed_usd=extra.fixed_usd,
     )
 
 

@@ -97,6 +97,10 @@ class PlanExplanation(JsonDocument):
     not_rentable: OtherPlan | None = None
     """A cheaper plan with device types that have no machine image; None where there is none."""
 
+    region: str = ""
+    """Where the machines are, the nearest region that lost, and what crosses, for people; empty where all is in one
+    region that alone was asked for."""
+
 
 def default_detail(problem: SchedulingProblem) -> Detail:
     """Return how much can be explained in about a second."""
@@ -111,12 +115,14 @@ def explain_plan(
     detail: Detail,
     proven_usd: float = 0.0,
     not_rentable: OtherPlan | None = None,
+    region: str = "",
 ) -> PlanExplanation:
     """Explain a plan by what other problems, each changed in one thing, would make of it.
 
     Args:
         proven_usd: A cost that no plan undercuts; where the chosen plan reaches it, no cheaper one is searched.
         not_rentable: A cheaper plan with device types that have no machine image.
+        region: Where the machines are and why, for people.
     """
     chosen_usd = evaluate(problem, chosen).cost_usd
     if chosen_usd <= proven_usd * (1 + SAME_COST):
@@ -147,6 +153,7 @@ def explain_plan(
         reading_limit=_reading_limit(problem, evaluation.bottleneck),
         nearest=find_nearest(problem, stages, cost_usd),
         not_rentable=not_rentable,
+        region=region,
     )
 
 

@@ -63,6 +63,8 @@ def _reason_lines(explanation: PlanExplanation) -> Iterator[_Line]:
             f"cheapest has {plan_text(explanation.stages)}{moved}. All below is about "
             f"that one; --scheduler exact returns it",
         )
+    if explanation.region:
+        yield "region", explanation.region
     for role in explanation.roles:
         yield role.device_type, _role_text(role)
     yield from _reading_lines(explanation)

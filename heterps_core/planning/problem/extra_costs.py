@@ -21,7 +21,7 @@ COST_TERMS = {
     "startup": ("startup_seconds", "teardown_seconds"),
     "search": ("search_and_profiling_usd",),
     "storage": ("storage_usd_per_hour",),
-    "transfer": ("transfer_usd_per_gb",),
+    "transfer": ("transfer_usd_per_gb", "crossing_usd"),
     "spot-risk": ("checkpoint_seconds", "restart_seconds"),
 }
 """Term -> the fields that switch it on; the names that users leave out by."""
@@ -62,6 +62,9 @@ class ExtraCosts(JsonDocument):
     transfer_usd_per_gb: NotNegative = 0.0
     """Price of 1e9 bytes that cross between two zones, both sides' charges together."""
 
+    crossing_usd: NotNegative = 0.0
+    """Price of the bytes that cross between the region of the data and that of the machines, whatever the plan."""
+
     checkpoint_seconds: NotNegative = 0.0
     """delta: how long training pauses for one checkpoint."""
 
@@ -70,6 +73,11 @@ class ExtraCosts(JsonDocument):
 
     def __post_init__(self) -> None:
         check_fields(self, "extra_costs")
+
+    @property
+    def fixed_usd(self) -> float:
+        """The part of the cost that no plan changes."""
+        return self.search_and_profiling_usd + self.crossing_usd
 
     def without(self, terms: Sequence[str]) -> ExtraCosts:
         """Return the costs with the named terms of `COST_TERMS` left out.

@@ -35,6 +35,9 @@ class StorageUsage:
     egress_bytes: int = 0
     """Bytes that were read by a host outside the store's region."""
 
+    crossing_bytes: int = 0
+    """Bytes between machines and a store, or rows, of another region of the cloud."""
+
     def __add__(self, other: StorageUsage) -> StorageUsage:
         return StorageUsage(
             **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}

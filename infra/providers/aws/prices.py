@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from heterps_core.errors import UnknownNameError
 from heterps_core.hardware import AWS, InstanceType, Market
 from heterps_core.units import BYTES_PER_MIB, BYTES_PER_S_PER_MBIT_PER_S
 from infra.ledger.ledger import LedgerEntry
 from infra.prices.live_prices import LivePrices
+from infra.prices.region_rates import BETWEEN_REGIONS, names_matching, traffic_to
+from infra.prices.service_charges import RATES, ServiceRate
 from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws.errors import aws_client, explained
 from infra.providers.aws.queries import remembered_instances
@@ -43,6 +44,34 @@ _PRODUCT_FILTERS = {
     "marketoption": "OnDemand",
 }
 """What is bought when an instance is launched plainly; other products of the same type are other prices."""
+
+
+_TRAFFIC = "AWSDataTransfer"
+_GENERAL, _OUTBOUND = {"storageClass": "General Purpose"}, {"transferType": "AWS Outbound"}
+
+
+class _Service(NamedTuple):
+    """Products of the price list that are one rate of `service_charges.RATES`."""
+
+    name: str
+    code: str
+    filters: Mapping[str, str]
+    unit: str
+    units: float = 1.0
+    """USD per unit of the rate over USD per unit of the product."""
+
+
+_SERVICES = (
+    _Service("disks", "AmazonEC2", {"volumeApiName": "gp3"}, "GB-Mo"),
+    _Service("disk operations", "AmazonEC2", {"volumeApiName": "gp3"}, "IOPS-Mo"),
+    _Service("disk throughput", "AmazonEC2", {"volumeApiName": "gp3"}, "GiBps-mo", 1 / 1024),
+    _Service("public addresses", "AmazonVPC", {"group": "VPCPublicIPv4Address"}, "Hrs"),
+    _Service("requests that write or list", "AmazonS3", {"group": "S3-API-Tier1"}, "Requests", 1_000),
+    _Service("requests that read", "AmazonS3", {"group": "S3-API-Tier2"}, "Requests", 1_000),
+    _Service("stored data", "AmazonS3", {**_GENERAL, "volumeType": "Standard"}, "GB-Mo"),
+    _Service("traffic out of the region", _TRAFFIC, {**_OUTBOUND, "toLocation": "External"}, "GB"),
+    _Service(BETWEEN_REGIONS, _TRAFFIC, {"transferType": "InterRegion Outbound"}, "GB"),
+)
 
 _SPOT_PRODUCT = "Linux/UNIX"
 _SPOT_SOURCE = "EC2 DescribeSpotPriceHistory, Linux/UNIX"
@@ -74,38 +103,59 @@ class AwsPrices(LivePrices):
         return cls(pricing, lambda region: aws_client("ec2", region=region, config=options))
 
     @staticmethod
-    def check_regions(names: Sequence[str]) -> None:
-        """Check that boto3 knows of these regions."""
+    def regions_named(patterns: Sequence[str]) -> list[str]:
+        """Return those that boto3 knows of; see `LivePrices.regions_named`."""
         import boto3
 
         with explained("name its regions"):
             known = boto3.session.Session().get_available_regions("ec2")
-        for name in names:
-            if name not in known:
-                raise UnknownNameError("region of AWS", name, known)
+        return names_matching(patterns, known, family="region of AWS")
 
     def on_demand(self, region: str, *, instance_type: str | None = None) -> dict[str, float]:
         """Ask the Pricing API; see `LivePrices.on_demand`."""
         filters = {**_PRODUCT_FILTERS, "regionCode": region}
         if instance_type is not None:
             filters["instanceType"] = instance_type
+        with explained(f"give on-demand prices in {region}"):
+            found = self._products("AmazonEC2", filters)
+            return _highest((each.get("instanceType"), usd) for each, unit, usd in found if unit == "Hrs")
+
+    def rates(self, region: str, *, now: datetime) -> dict[str, ServiceRate]:
+        """Ask the Pricing API; see `LivePrices.rates`."""
+        rates: dict[str, ServiceRate] = {}
+        for each in _SERVICES:
+            of = "fromRegionCode" if each.code == _TRAFFIC else "regionCode"
+            with explained(f"give prices of {each.name} in {region}"):
+                found = self._products(each.code, {**each.filters, of: region})
+                to_regions = each.name == BETWEEN_REGIONS
+                usd = _highest(
+                    (traffic_to(about.get("toRegionCode", "")) if to_regions else each.name, usd * each.units)
+                    for about, unit, usd in found
+                    if unit == each.unit
+                )
+            rates |= {
+                name: ServiceRate(RATES[each.name].unit, price, "AWS Pricing API", f"{now:%Y-%m-%d}")
+                for name, price in usd.items()
+            }
+        return rates
+
+    def _products(
+        self, service_code: str, filters: Mapping[str, str]
+    ) -> Iterator[tuple[dict[str, str], str, float]]:
+        """Yield attributes, unit and USD of each price of products that match filters."""
         pages = self.pricing.get_paginator("get_products").paginate(
-            ServiceCode="AmazonEC2",
+            ServiceCode=service_code,
             FormatVersion="aws_v1",
             Filters=[
                 {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in filters.items()
             ],
         )
-        prices: dict[str, float] = {}
-        with explained(f"give on-demand prices in {region}"):
-            for text in (text for page in pages for text in page["PriceList"]):
-                product: dict[str, Any] = json.loads(text)
-                name = product["product"]["attributes"].get("instanceType")
-                # Reservations of capacity have a price of 0; of several prices of a product the highest counts.
-                usd = max(_usd_per_hour(product), default=0.0)
-                if name and usd > 0:
-                    prices[name] = max(usd, prices.get(name, 0.0))
-        return prices
+        for text in (text for page in pages for text in page["PriceList"]):
+            document: dict[str, Any] = json.loads(text)
+            for term in document["terms"].get("OnDemand", {}).values():
+                for dimension in term["priceDimensions"].values():
+                    usd = float(dimension["pricePerUnit"].get("USD", 0.0))
+                    yield document["product"]["attributes"], dimension["unit"], usd
 
     def spot(
         self, region: str, instance_types: Sequence[str], *, since: datetime
@@ -179,11 +229,13 @@ def prices_of_machines(
     return {instance_id: histories[pool] for instance_id, pool in pools.items() if pool in histories}
 
 
-def _usd_per_hour(product: Mapping[str, Any]) -> Iterable[float]:
-    for term in product["terms"].get("OnDemand", {}).values():
-        for dimension in term["priceDimensions"].values():
-            if dimension["unit"] == "Hrs" and "USD" in dimension["pricePerUnit"]:
-                yield float(dimension["pricePerUnit"]["USD"])
+def _highest(prices: Iterable[tuple[str | None, float]]) -> dict[str, float]:
+    """Return the highest of several prices of a name: tiers fall, and reservations of capacity have a price of 0."""
+    highest: dict[str, float] = {}
+    for name, usd in prices:
+        if name and usd > 0:
+            highest[name] = max(usd, highest.get(name, 0.0))
+    return highest
 
 
 def _instance_type_of(document: Mapping[str, Any]) -> InstanceType:

@@ -53,16 +53,14 @@ def find_images(
 ) -> dict[str, ImageTypeDef]:
     """Return the image of each architecture: those with given ids, or the account's newest own images for nodes.
 
+    Ids of images of other regions are passed over.
+
     Raises:
-        ProvisioningError: An id is not one of the region's images, or a needed architecture has no image.
+        ProvisioningError: A needed architecture has no image in the region.
     """
     if image_ids:
-        images = client.describe_images(ImageIds=list(image_ids))["Images"]
-        if absent := set(image_ids) - {image["ImageId"] for image in images}:
-            raise ProvisioningError(
-                f"the image {min(absent)} must be in {client.meta.region_name}, and is not; give an image of this "
-                f"region"
-            )
+        # A filter, unlike the parameter for ids, is no error where one is not known.
+        images = client.describe_images(Filters=[{"Name": "image-id", "Values": list(image_ids)}])["Images"]
     else:
         images = client.describe_images(
             Owners=["self"],
@@ -82,11 +80,16 @@ def find_images(
 def missing_image(architecture: str, *, region: str, image_ids: Sequence[str]) -> str:
     """Return the error about an architecture without an image, with the command that makes one or names it."""
     if image_ids:
-        there = f"HETERPS_AWS_IMAGE names {' '.join(image_ids)} alone; add the id of an {architecture} image to it"
+        there = (
+            f"none that HETERPS_AWS_IMAGE names ({' '.join(image_ids)}) is one in {region}; add the id of an "
+            f"{architecture} image there"
+        )
     else:
         there = (
             f"the account has none in {region} whose name matches {IMAGE_NAME_PATTERN}; set up an {architecture} "
             f"instance by docs/AWS.md and run aws ec2 create-image --region {region} --instance-id ID --name "
+            f"{IMAGE_NAME_PATTERN.rstrip('*')}{architecture}, copy one of another region with aws ec2 copy-image "
+            f"--region {region} --source-region REGION --source-image-id ID --name "
             f"{IMAGE_NAME_PATTERN.rstrip('*')}{architecture}, or set HETERPS_AWS_IMAGE to the id of an image"
         )
     return f"{architecture} nodes need an {architecture} machine image with Python and torch, and {there}"

@@ -7,6 +7,7 @@ from typing import Any
 import boto3
 from botocore.stub import ANY, Stubber
 
+from infra.prices.service_charges import ServiceRate
 from infra.providers.aws.prices import AwsPrices
 
 NOW = datetime(2026, 11, 21, 4, 0, tzinfo=UTC)
@@ -73,6 +74,46 @@ def will_give_products(stub: Stubber, *pages: list[str], region: str, name: str 
         "Filters": [{"Type": "TERM_MATCH", "Field": f, "Value": v} for f, v in values.items()],
     }
     _will_give(stub, "get_products", "PriceList", pages, asked)
+
+
+def service(usd: str, unit: str, **attributes: str) -> str:
+    """Return an entry of PriceList for a disk, a request, or traffic."""
+    document = json.loads(product("none", usd, unit=unit))
+    document["product"]["attributes"] = attributes
+    return json.dumps(document)
+
+
+RATES = {
+    name: ServiceRate(unit, usd, "AWS Pricing API", "2026-11-21")
+    for name, unit, usd in (
+        ("disks", "GB-month", 0.088),
+        ("disk operations", "IOPS-month", 0.0055),
+        # 46.08 USD for a GiB/s.
+        ("disk throughput", "MiB/s-month", 0.045),
+        ("traffic to us-east-1", "GB", 0.02),
+    )
+}
+"""Of the answers of `will_give_rates`; the other services are without one."""
+
+
+def will_give_rates(stub: Stubber, region: str) -> None:
+    """Answer the questions for rates of services, in their order: only disks and traffic have prices."""
+    gp3 = [service("0.088", "GB-Mo"), service("0.0055", "IOPS-Mo"), service("46.08", "GiBps-mo")]
+    away = [
+        service("0.02", "GB", toRegionCode="us-east-1"),
+        service("0.01", "GB", toRegionCode="us-east-1"),
+    ]
+    no_products: list[str] = []
+    answers = [
+        *[("AmazonEC2", gp3)] * 3,
+        ("AmazonVPC", no_products),
+        *[("AmazonS3", no_products)] * 3,
+        ("AWSDataTransfer", no_products),
+        ("AWSDataTransfer", away),
+    ]
+    for code, found in answers:
+        asked = {"ServiceCode": code, "FormatVersion": "aws_v1", "Filters": ANY}
+        stub.add_response("get_products", {"PriceList": found}, asked)
 
 
 def instance_type(

@@ -121,4 +121,4 @@ def test_a_price_older_than_a_week_is_warned_of_with_the_way_out(caplog):
         warn_of_old_prices([fresh, old], now=NOW)
 
     assert "c7i.large is 8 days old" in caplog.text
-    assert "prefect deployment run refresh-prices" in caplog.text
+    assert "heterps refresh-prices" in caplog.text

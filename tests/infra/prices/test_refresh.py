@@ -15,11 +15,13 @@ from infra.prices.price_catalogue import (
 from tests.infra.builders import offer_named
 from tests.infra.prices.aws_answers import (
     NOW,
+    RATES,
     change,
     instance_type,
     product,
     stubbed_prices,
     will_give_products,
+    will_give_rates,
     will_give_sizes,
     will_give_spot_prices,
 )
@@ -30,6 +32,7 @@ EAST, WEST = "us-east-1", "us-west-2"
 def answers(pricing, ec2, region, *, spot_usd="0.04"):
     will_give_sizes(ec2[region], [instance_type("c7i.large", 2)])
     will_give_products(pricing, [product("c7i.large", "0.09"), product("x1.32xlarge", "13.3")], region=region)
+    will_give_rates(pricing, region)
     changes = [change("c7i.large", f"{region}a", spot_usd, NOW - timedelta(hours=2))]
     will_give_spot_prices(ec2[region], changes, names=["c7i.large"])
 
@@ -53,6 +56,7 @@ def test_all_prices_of_several_regions_are_of_this_refresh():
         (WEST, f"{WEST}a", "spot", 0.04),
     }
     assert {offer.price_as_of for offer in result.offers} == {"2026-11-21T04:00:00+00:00"}
+    assert result.rates == {EAST: RATES, WEST: RATES}
 
 
 def test_what_cannot_be_asked_for_keeps_yesterdays_price_and_says_so():
@@ -61,6 +65,7 @@ def test_what_cannot_be_asked_for_keeps_yesterdays_price_and_says_so():
     yesterday = asked(prices).offers
     will_give_sizes(ec2[EAST], [instance_type("c7i.large", 2)])
     pricing.add_client_error("get_products", "ThrottlingException", "slow down")
+    will_give_rates(pricing, EAST)
     will_give_spot_prices(ec2[EAST], [change("c7i.large", f"{EAST}b", "0.05", NOW)], names=["c7i.large"])
 
     today = asked(prices, yesterday, now=NOW + timedelta(days=1))
@@ -80,6 +85,7 @@ def test_sizes_that_cannot_be_asked_for_are_those_known_before():
     yesterday = asked(prices).offers
     ec2[EAST].add_client_error("describe_instance_types", "UnauthorizedOperation", "no")
     will_give_products(pricing, [product("c7i.large", "0.08")], region=EAST)
+    will_give_rates(pricing, EAST)
     will_give_spot_prices(ec2[EAST], [], names=["c7i.large"])
 
     today = asked(prices, yesterday)

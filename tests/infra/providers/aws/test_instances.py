@@ -175,9 +175,12 @@ def test_the_newest_own_image_of_an_architecture_is_taken_or_the_named_one(clien
     assert ids_of(find_images(client, (first,))) == {"x86_64": first}
 
 
-def test_an_image_of_another_region_is_refused_by_its_id(client):
-    with pytest.raises((ProvisioningError, ClientError), match="ami-0123456789abcdef0"):
-        find_images(client, ("ami-0123456789abcdef0",))
+def test_ids_of_images_of_another_region_are_passed_over_and_without_one_here_refused(client):
+    here, elsewhere = client.describe_images(Owners=["self"])["Images"][0]["ImageId"], "ami-0123456789abcdef0"
+
+    assert ids_of(find_images(client, (here, elsewhere), needed=["x86_64"])) == {"x86_64": here}
+    with pytest.raises(ProvisioningError, match=rf"names \({elsewhere}\) is one in {REGION}; add the id"):
+        find_images(client, (elsewhere,), needed=["x86_64"])
 
 
 def test_a_missing_image_is_reported_with_the_command_that_makes_or_names_it(client, monkeypatch):
@@ -186,8 +189,9 @@ def test_a_missing_image_is_reported_with_the_command_that_makes_or_names_it(cli
     (made,) = AwsEc2Provider(client).missing_images().values()
     assert f"none in {REGION} whose name matches heterps-node-*" in made
     assert f"aws ec2 create-image --region {REGION} --instance-id ID --name heterps-node-arm64" in made
+    assert f"aws ec2 copy-image --region {REGION} --source-region REGION --source-image-id ID --name" in made
     (way_out,) = AwsEc2Provider(client, MachineSettings(image_ids=(named,))).missing_images().values()
-    assert way_out.endswith(f"HETERPS_AWS_IMAGE names {named} alone; add the id of an arm64 image to it")
+    assert way_out.endswith(f"names ({named}) is one in {REGION}; add the id of an arm64 image there")
     monkeypatch.setattr(queries, "IMAGE_NAME_PATTERN", "no-such-*")
     assert AwsEc2Provider(client).missing_images().keys() == {"x86_64", "arm64"}
 
