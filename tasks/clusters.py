@@ -23,7 +23,6 @@ from infra.ledger.ledger_entry import Instance
 from infra.machines.lifecycle import terminate_run
 from infra.machines.sweeper import possible_providers, providers_in_use, regions_of, usable_ledger
 from infra.prices.region_rates import rates_between
-from infra.prices.service_charges import Rates
 from infra.prices.spot_charges import SpotHistory
 from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import LAUNCH_SEPARATOR, Workspace, region_of_run_store, run_of_launch
@@ -254,15 +253,12 @@ def bills_of_run(workspace: Workspace, provider: str, run_id: str) -> tuple[Bill
             now=now,
             storage=_storage_of(workspace, run_id) if launch_id == launch_ids[-1] else None,
             spot_prices=_spot_prices_of(workspace, run_id),
-            rates=_rates_of_launch(workspace, ledger, launch_id),
+            rates=rates_between(
+                workspace.price_folder, ledger.entries(run_id=launch_id)[0].region, region_of_run_store()
+            ),
         )
         for launch_id in launch_ids
     )
-
-
-def _rates_of_launch(workspace: Workspace, ledger: Ledger, launch_id: str) -> Rates:
-    region = ledger.entries(run_id=launch_id)[0].region
-    return rates_between(workspace.price_folder, region, region_of_run_store() or region)
 
 
 def local_folder(workspace: Workspace, run_id: str) -> RunDirectory:

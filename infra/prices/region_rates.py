@@ -57,12 +57,13 @@ def write_rates(folder: Path, found: Mapping[str, Rates]) -> None:
         raise ConfigurationError(f"prices must be written to {folder}, which failed: {problem}") from problem
 
 
-def rates_between(folder: Path, region: str, home: str) -> Rates:
-    """Return the rates of a run whose machines are in a region and whose store is in another one, or in the same.
+def rates_between(folder: Path, region: str, home: str | None) -> Rates:
+    """Return the rates of a run with machines in a region; its store is at home, by default in the same region.
 
     A rate that no refresh has found is that of us-east-1. A byte between the regions costs what the dearer of the
     two directions costs.
     """
+    home = home or region
     there, at_home = _kept(folder).get(region, {}), _kept(folder).get(home, {})
     ways = [there.get(traffic_to(home)), at_home.get(traffic_to(region))]
     of_store = {name: at_home.get(name, RATES[name]) for name in _OF_THE_STORE}

@@ -51,21 +51,20 @@ class Regions:
         """Return the regions that names and patterns stand for; without any, the region of the rows.
 
         Rows and store are in the region that their URI names, else in one another's, else in the one region that is
-        asked for, else in the provider's own. A dry run without regions takes the provider's own where there are no
-        prices of that of the rows.
+        asked for, else in the provider's own. Machines that are not rented, and a dry run without regions and without
+        prices of that of the rows, have all in the provider's own.
 
         Raises:
             UnknownNameError: A name is no region, or there are no prices; with the command that fetches them.
         """
-        rented_from = get_provider(provider)
-        if rented_from.has_inventory:
-            return cls(rented=(rented_from.region,), rows=rented_from.region, store=rented_from.region)
-        live = rented_from.live_prices
-        known = catalogue_of(workspace, provider).regions()
-        only = patterns[0] if len(patterns) == 1 and not glob.has_magic(patterns[0]) else rented_from.region
+        rented_from, own = get_provider(provider), get_provider(provider).region
+        live, known = rented_from.live_prices, catalogue_of(workspace, provider).regions()
+        only = patterns[0] if len(patterns) == 1 and not glob.has_magic(patterns[0]) else own
         rows = region_of(data) or region_of_run_store() or only
+        if rented_from.has_inventory or not (patterns or live or rows in known):
+            return cls(rented=(own,), rows=own, store=own)
         found: list[str] = []
-        for pattern in patterns or [rows if live is not None or rows in known else rented_from.region]:
+        for pattern in patterns or [rows]:
             if live is not None and not glob.has_magic(pattern):
                 # Their prices are asked for before machines are rented.
                 found += live.regions_named([pattern])

@@ -23,7 +23,12 @@ SCHEMA_VERSION = 1
 LEAST_SHOWN_DEVIATION = 1e-3
 """Relative, between the throughput that the plan file promises and that of the problem."""
 
-_FIXED_COSTS = ("start-up and teardown", "transfer between zones", "search and profiling")
+_FIXED_COSTS = (
+    "start-up and teardown",
+    "transfer between zones",
+    "transfer between regions",
+    "search and profiling",
+)
 """Cost lines that a longer run does not raise."""
 
 

@@ -57,6 +57,12 @@ def test_machines_are_rented_where_names_and_patterns_say_the_region_of_the_rows
     assert rented(workspace, *patterns, data=data).rented == found
 
 
+def test_in_a_dry_run_at_the_prices_that_there_are_nothing_crosses(workspace, monkeypatch):
+    monkeypatch.setenv(RUN_STORE_VARIABLE, "s3://runs?region=ap-south-1")
+
+    assert rented(workspace) == Regions(rented=(EAST,), rows=EAST, store=EAST)
+
+
 def test_rows_and_a_store_that_name_no_region_are_in_the_one_that_is_asked_for(workspace):
     assert rented(workspace, WEST) == Regions(rented=(WEST,), rows=WEST, store=WEST)
     assert rented(workspace, WEST, IRELAND) == Regions(rented=(WEST, IRELAND), rows=EAST, store=EAST)

@@ -37,6 +37,11 @@ def test_a_core_of_a_machine_with_disks_of_its_own_shows_its_share_of_them(works
     assert row.split()[-3:] == ["468", "485", "i7i"]
 
 
+def test_a_disk_speed_that_is_a_sibling_s_is_reported_as_that(workspace, capsys):
+    assert shown(capsys, "cpu-c6id")[-1].startswith("disk MB/s of c6id: the siblings m6id and m7gd")
+    assert not any("sibling" in line for line in shown(capsys, "cpu-i7i"))
+
+
 def test_every_left_out_family_has_its_reason(workspace, capsys):
     text = " ".join(" ".join(shown(capsys)).split())
 
