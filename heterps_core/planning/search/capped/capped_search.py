@@ -57,6 +57,10 @@ _SEARCHED_NEARBY, _SEARCHED, _NARROW = 1.03, 1.005, 1 + 1e-3
 """Longest over shortest stage time of an interval, or its true product over the linear one: where it is searched, if
 its bound is near the target and else; where it is given up after that."""
 
+_FEW_STAGES = 128
+"""Candidate stages of an interval up to which its plans are searched once, however wide it is. Where caps bind,
+bounds by prices on scarce units may lie 30 % below all plans, and dividing the interval raises them little."""
+
 _NEARLY = 0.015
 """Relative distance of a near target from a bound: programmes then end soon."""
 
@@ -225,7 +229,8 @@ class CappedSearch:
         is_near = interval.lower_bound * (1 + _NEARLY) >= target
         most_searches = _PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES
         may_search = interval.num_programmes < _PROGRAMMES or interval.num_partial_searches < most_searches
-        if loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and may_search:
+        has_few = interval.known.chain.rows.size <= _FEW_STAGES and interval.num_partial_searches == 0
+        if has_few or (loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and may_search):
             self._search(interval, interval.known, target, near)
             return
         if self._split_interruptions(interval, interval.known, ratio):
@@ -287,7 +292,10 @@ class CappedSearch:
         return True
 
     def _search(self, interval: _Interval, known: IntervalBound, target: float, near: float) -> None:
-        """Search the partitions of an interval, by partial plans first and then by a programme."""
+        """Search the partitions of an interval, by partial plans first and then by a programme.
+
+        Few stages are searched up to the target at once, many a little above the bound first.
+        """
         plans, constant = known.plans, known.linear.constant
         everything = known.chain.highest_price()
         by_programme = interval.num_partial_searches >= (
@@ -295,7 +303,8 @@ class CappedSearch:
         )
         is_far = interval.lower_bound * (1 + _FAR) < self.best.product
         goal = min(target * (1 + 2 * TOLERANCE), self.best.product) if by_programme else target
-        if not by_programme or (is_far and self.best.stages is not None):
+        has_few = known.chain.rows.size <= _FEW_STAGES
+        if not has_few and (not by_programme or (is_far and self.best.stages is not None)):
             # Fewer stages are left than with the goal of all.
             goal = min(goal, interval.lower_bound * (1 + interval.reach))
         price = min(goal - constant, everything)
