@@ -123,9 +123,9 @@ class _ModelParameters(SourceParameters):
     ]
     """Optimizer of the embedding rows: rowwise-adagrad, rowwise-adam or sgd."""
 
-    precision: Annotated[str, OneOf("precision", job.PRECISIONS)] = ENGINE["precision"]
-    """Number format in which dense layers multiply: float32; or bfloat16, where the hardware has units for it.
-    Parameters are float32 in both."""
+    precision: Annotated[str, OneOf("precision", (*job.PRECISIONS, job.AUTO))] = ENGINE["precision"]
+    """Number format in which dense layers multiply: float32; bfloat16, where the hardware has units for it; or auto,
+    for bfloat16 where the model learns as well in it (docs/QUALITY.md) and the plan costs less."""
 
     wire_dtype: Annotated[str, OneOf("wire dtype", job.WIRE_DTYPES)] | None = None
     """Number format in which activations and gradients cross between stages, and table rows and theirs between
@@ -318,6 +318,9 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
 
 class ProfileParameters(_PlannedParameters):
     """Parameters of profile-devices, which measures a model on a rented machine of each device type."""
+
+    precision: Annotated[str, OneOf("precision", job.PRECISIONS)] = ENGINE["precision"]
+    """Number format of the measured products: float32; or bfloat16, where the hardware has units for it."""
 
     device_types: DeviceTypes = Field([])
     """Hardware to measure: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for cpu-c7i,

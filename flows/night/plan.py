@@ -30,6 +30,7 @@ from infra.providers import get_provider, provider_of
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import Crossing, job_extra_costs, pause_share
+from tasks.planning.precision import cheapest_precision, in_float32_without_units, precisions_of
 from tasks.planning.regions import Found, Regions, cheapest_region
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import FULL, search_with_wire_dtype
@@ -91,7 +92,10 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     offers, price_files = offers_now(run.workspace, asked.provider, wanted, regions=regions.rented)
     types = {region: _types_in(run, region, wanted, offers[region], without) for region in regions.rented}
     all_types = list(dict.fromkeys(name for each in types.values() for name in chain(*each)))
-    profiled = _profiled(run, job, all_types, is_here=asked.provider == HERE)
+    profiled, *rounded = (
+        _profiled(run, job, all_types, precision, is_here=asked.provider == HERE)
+        for precision in _precisions_of(run)
+    )
     log_step("profile", profiled.summary)
     state_bytes = sum(layer.state_bytes for layer in profiled.planned_graph.layers)
     deadline = _deadline_of(run, job, model_bytes=state_bytes)
@@ -102,19 +106,22 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         (asked.epochs + job.evaluated_share) * job.num_samples * run.dataset.manifest.source_row_bytes
     )
 
-    def search_in(region: str) -> _PlanSearch:
+    def search_in(region: str, times: ProfiledModel) -> _PlanSearch:
         sold, others = types[region]
         held = offers_that_hold_workers(sold, offers[region], host_bytes_of_worker=host_bytes)
         starts_from_bytes = 0.0 if run.start.model is None else state_bytes
         crossing = regions.crossing(run.workspace, region, (read_bytes, starts_from_bytes, state_bytes))
         rates = rates_between(run.workspace.price_folder, region, regions.store)
         due = deadline and deadline.with_crossing(crossing)
-        return _PlanSearch(
-            run, job, due, sold, others, profiled, held, learning, planning_time, crossing, rates
-        )
+        return _PlanSearch(run, job, due, sold, others, times, held, learning, planning_time, crossing, rates)
 
-    searches_by_region = {region: search_in(region) for region in regions.rented}
-    search, (wire_dtype, problem, searches), why = cheapest_region(searches_by_region, planning_time)
+    found = {}
+    for times in (profiled, *(in_float32_without_units(each, profiled) for each in rounded)):
+        searches_by_region = {region: search_in(region, times) for region in regions.rented}
+        found[times.planned_request.precision] = cheapest_region(searches_by_region, planning_time)
+    search, (wire_dtype, problem, searches), why = found[
+        cheapest_precision({name: plan[2].chosen.plan.cost_usd for name, (_, plan, _) in found.items()})
+    ]
     chosen = searches.chosen
     search.log_found(problem, searches)
     provisioning = provision(
@@ -136,7 +143,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         spot_until = search.deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
     region = "; ".join(filter(None, (why, search.crossing.text)))
     report = search.report(problem, searches, provisioning, config, region)
-    return NightPlan(report, profiled, learning, search.deadline, spot_until)
+    return NightPlan(report, search.profiled, learning, search.deadline, spot_until)
 
 
 def _types_in(
@@ -159,7 +166,13 @@ def _types_in(
     return [name for name in wanted if name not in without] or wanted, others
 
 
-def _profiled(run: OpenedRun, job: PlannedJob, device_types: list[str], *, is_here: bool) -> ProfiledModel:
+def _precisions_of(run: OpenedRun) -> tuple[str, ...]:
+    return precisions_of(run.asked.precision, run.asked.sized_model)
+
+
+def _profiled(
+    run: OpenedRun, job: PlannedJob, device_types: list[str], precision: str, *, is_here: bool
+) -> ProfiledModel:
     return profile_layers(
         run.workspace,
         run.clicks,
@@ -167,7 +180,7 @@ def _profiled(run: OpenedRun, job: PlannedJob, device_types: list[str], *, is_he
         model=run.asked.sized_model,
         batch_size=run.batch_size,
         device_types=device_types,
-        trained_with=run.asked.trained_with,
+        trained_with=run.asked.trained_with | {"precision": precision},
         is_here=is_here,
     )
 
@@ -181,7 +194,7 @@ def log_rented_price(run: OpenedRun) -> None:
         [region, *_] = Regions.of(run.workspace, RENTED_AS, run.asked.regions, data=run.asked.data).rented
         offers, _ = offers_now(run.workspace, RENTED_AS, known, regions=[region])
         sold = sold_types(known, offers[region])
-        profiled = _profiled(run, job, sold, is_here=False)
+        profiled = _profiled(run, job, sold, _precisions_of(run)[0], is_here=False)
         log_step(
             "rented", scheduling.price_on(offers[region], profiled, job, sold, num_epochs=run.asked.epochs)
         )
@@ -332,6 +345,7 @@ class _PlanSearch:
         run, asked = self.run, self.run.asked
         settings = asked.values_for(TrainingConfig) | {
             "wire_dtype": wire_dtype,
+            "precision": self.profiled.planned_request.precision,
             "batch_size": run.batch_size,
             "embedding_memory_bytes": asked.embedding_memory_bytes
             or self._memory_bytes(problem, chosen, bought),

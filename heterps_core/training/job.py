@@ -16,6 +16,9 @@ PRECISIONS = ("float32", "bfloat16")
 """Precisions in which dense layers multiply, float32 on hardware without units for bfloat16. Parameters, and what
 crosses between stages, are float32 in both."""
 
+AUTO = "auto"
+"""In place of a precision: the planner chooses."""
+
 WIRE_DTYPES = ("float32", "bfloat16")
 """Number formats of what workers send: activations and their gradients between stages, and between machines the rows
 of tables and theirs. The update of a row, and sums, are float32 in both."""

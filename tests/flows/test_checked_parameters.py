@@ -162,7 +162,7 @@ TRAINING = [
     ({"dense_optimizer": "adan"}, "Did you mean 'adam'"),
     ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),
     ({"update_mode": "late"}, "not a known update mode; known are: delayed, sync"),
-    ({"precision": "fp16"}, "not a known precision; known are: bfloat16, float32"),
+    ({"precision": "fp16"}, "not a known precision; known are: auto, bfloat16, float32"),
     ({"wire_dtype": "int4"}, "not a known wire dtype; known are: bfloat16, float32"),
     ({"dense_learning_rate": 0.0}, "dense_learning_rate must be a number, above 0, or left out, got 0.0"),
     ({"embedding_learning_rate": NAN}, "embedding_learning_rate must be a number, above 0"),
