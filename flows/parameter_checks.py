@@ -22,7 +22,7 @@ from infra.workspace import Workspace
 from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.planning.regions import Regions
-from tasks.prices import catalogue_of, device_types_of
+from tasks.prices import RENTED_AS, catalogue_of, device_types_of
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import check_offers, check_rentable
 from tasks.records.run_files import saved_parameters
@@ -59,6 +59,7 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     """
     workspace = Workspace.locate()
     rented_from = get_provider(asked.provider)
+    _check_home(asked, workspace)
     regions = _regions_of(workspace, asked)
     location = rented_from.run_location(workspace, "check")
     provider_of(workspace, asked.provider, region=regions[0]).check_run_directory(location)
@@ -99,6 +100,32 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
 
 def _regions_of(workspace: Workspace, asked: parameters.TrainParameters) -> tuple[str, ...]:
     return Regions.of(workspace, asked.provider, asked.regions, data=asked.data).rented
+
+
+def _check_home(asked: parameters.TrainParameters, workspace: Workspace) -> None:
+    """Check that nothing is asked of machines of one's own that only rented ones or a dry run have.
+
+    Raises:
+        UnknownNameError: There is no such region with prices, or no such machine.
+        ConfigurationError: Another night than that of the data is to be planned.
+    """
+    provider = get_provider(asked.provider)
+    for name in ("planned_samples", "planned_rows_per_slot"):
+        if getattr(asked, name) is not None and not provider.is_dry_run:
+            raise ConfigurationError(
+                f"{name} is of a larger night that a dry run is planned for, but provider {asked.provider} trains "
+                f"the rows at hand; add provider local, or leave {name} out"
+            )
+    if not provider.has_inventory:
+        return
+    if asked.regions:
+        # In the first of which the price on rented machines is looked up.
+        Regions.of(workspace, RENTED_AS, asked.regions, data=asked.data)
+    known = device_types_of(workspace, asked.provider)
+    rented = [name for name in asked.device_types if get_device_type(name).name not in known]
+    if rented:
+        way_out = "With provider local rented machines are planned, in a dry run."
+        raise UnknownNameError(f"device type of the home {asked.provider}", rented[0], known, way_out=way_out)
 
 
 def resumed_parameters(workspace: Workspace, run_id: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.training import job
 from infra.billing.caps import Caps
+from infra.inventory import HERE
 from infra.providers import PROVIDERS
 from infra.providers.base import REGION
 from tasks.judging.promotion_gates import PromotionGates
@@ -193,9 +194,8 @@ class TrainedParameters(_ModelParameters):
 class _PlannedParameters(_ModelParameters):
     """What a plan is made of, and what it must reach."""
 
-    provider: Annotated[str, OneOf("provider", PROVIDERS)] = "local"
-    """Where machines come from: local is a dry run of rented machines on this one, here trains on this machine for
-    real, aws rents."""
+    provider: Annotated[str, OneOf("provider", PROVIDERS)] = HERE
+    """Where machines come from: here is this machine, local is a dry run of rented machines on it, aws rents."""
 
     device_types: DeviceTypes = Field([])
     """Hardware for layers: device types of `heterps catalogue`, or patterns such as gpu-l4*; empty for all types that

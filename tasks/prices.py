@@ -24,6 +24,9 @@ from tasks.steps import REPEATABLE, step
 _REFRESH_AFTER = timedelta(hours=6)
 """Before machines are rented, older prices are asked for again."""
 
+RENTED_AS = "local"
+"""The provider whose prices stand for those of rented machines."""
+
 logger = logging.getLogger(__name__)
 
 

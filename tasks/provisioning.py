@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage, dry_run_stages
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import Caps, Spent
+from infra.inventory import HERE
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceCatalogue, age_text, warn_of_old_prices
 from infra.prices.service_charges import RATES, Rates
 from infra.prices.spot_charges import with_interruptions
@@ -260,6 +262,7 @@ def provision(
         bucket_usd=bucket_usd,
         spent_this_month_usd=spent_this_month_usd,
     )
+    _check_counts(cloud_plan)
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_dry_run = rented_from.is_dry_run
     stages = dry_run_stages(plan.stages, num_cores=num_cores()) if is_dry_run else plan.stages
@@ -275,6 +278,23 @@ def provision(
         fallback_plans=() if is_dry_run else tuple(fallbacks),
         bucket_usd=bucket_usd,
     )
+
+
+def _check_counts(plan: ProvisioningPlan) -> None:
+    """Check that stages of one kind of machine, each of which has its own, need no more than there are.
+
+    Raises:
+        ProvisioningError: They do; a plan counts their units together.
+    """
+    counts: Counter[InstanceOffer] = Counter()
+    for group in plan.groups:
+        counts[group.offer] += group.count
+    for offer, needed in counts.items():
+        if offer.cloud != HERE and offer.count is not None and needed > offer.count:
+            raise ProvisioningError(
+                f"the stages of the plan need {needed} machines of {offer.instance_type.name}, each its own, but "
+                f"there are {offer.count}; name other device_types, or lower the count in {offer.price_source}"
+            )
 
 
 def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:

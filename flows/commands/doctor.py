@@ -27,6 +27,7 @@ from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core.errors import ConfigurationError, HeterpsError, LedgerError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks, tried
+from infra.inventory import HERE
 from infra.machines.sweeper import regions_of
 from infra.providers import PROVIDERS, Provider, provider_of
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
@@ -45,9 +46,7 @@ class _SomethingMissingError(HeterpsError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument(
-        "--provider", choices=sorted(PROVIDERS), default="local", help="(default: %(default)s)"
-    )
+    parser.add_argument("--provider", choices=sorted(PROVIDERS), default=HERE, help="(default: %(default)s)")
     parser.add_argument(
         "--region", help="of the provider, besides those that runs rent in and that the ledger names"
     )

@@ -34,7 +34,7 @@ from tasks.planning.precision import cheapest_precision, in_float32_without_unit
 from tasks.planning.regions import Found, Regions, cheapest_region
 from tasks.planning.table_disks import dry_run_table_memory_bytes, replica_disks, table_memory_bytes
 from tasks.planning.wire_format import FULL, search_with_wire_dtype
-from tasks.prices import device_types_of, offers_now
+from tasks.prices import RENTED_AS, device_types_of, offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
 from tasks.provisioning import (
     Provisioning,
@@ -53,9 +53,6 @@ from tasks.reports.tables import cuts_table
 from tasks.running.budget import spent_this_month_usd
 from tasks.running.progress import log_block, log_step
 from tasks.training import training_config
-
-RENTED_AS = "local"
-"""The provider whose prices stand for those of rented machines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def run_nights(folder: Path, workspace: Workspace, *, num_nights: int, seed: int
 
 def train(night: int, data: Path, workspace: Workspace) -> Ending:
     """Run a night as the schedule does: it gets no day."""
-    asked = ("flows.train_ctr", "--data", str(data))
+    asked = ("flows.train_ctr", "--provider", "local", "--data", str(data))
     return start(night, workspace, *asked, loses_machine=loses_a_machine(night))
 
 

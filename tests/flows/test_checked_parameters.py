@@ -114,6 +114,11 @@ TRAINING = [
     ({"provider": "gcp"}, "not a known provider"),
     ({"provider": "aws"}, "HETERPS_RUN_STORE"),
     ({"device_types": ["tpu"]}, "'tpu' is not a known device type"),
+    (
+        {"device_types": ["cpu-c7i"]},
+        "'cpu-c7i' is not a known device type of the home here; known are: cpu-here.* With provider local",
+    ),
+    ({"planned_samples": 10**9}, "planned_samples is of a larger night that a dry run .* add provider local"),
     ({"device_types": ["gpu-z*"]}, r"'gpu-z\*' is not a known device type"),
     ({"markets": []}, "markets must be a list, length at least 1, each text"),
     ({"markets": ["auction"]}, "not a known market"),
@@ -269,6 +274,7 @@ def test_good_parameters_of_own_data_and_an_own_model_pass(home, inputs):
         "data": "FILE:people.csv",
         "schema_file": "FILE:people.json",
         "model": "heterps_core.models.architectures.ctr_dnn:build",
+        "provider": "local",
         "device_types": ["cpu-c7i"],
     }
 

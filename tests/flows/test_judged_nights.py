@@ -20,6 +20,7 @@ from tasks.records.past_runs import past_trainings
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 SETTINGS = {
+    "provider": "local",
     "scheduler": "exact",
     "budget_evaluations": 64,
     "batch_size": 128,

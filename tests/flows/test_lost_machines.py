@@ -30,7 +30,7 @@ LIMIT_S = 240.0
 NUM_STEPS = 70 * 12
 SETTINGS = [
     *("--epochs", "70", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
-    *("--device-types", "cpu-c7i", "gpu-t4"),
+    *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages
 ]
 

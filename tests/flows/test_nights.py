@@ -27,6 +27,7 @@ from tests.infra.builders import bootstrap, offer, plan
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 SETTINGS = {
+    "provider": "local",
     "scheduler": "exact",
     "budget_evaluations": 64,
     "batch_size": 128,

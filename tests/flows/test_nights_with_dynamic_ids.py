@@ -18,6 +18,7 @@ from tasks.records.champion import champion_of
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
 SETTINGS = {
+    "provider": "local",
     "scheduler": "exact",
     "budget_evaluations": 64,
     "batch_size": 128,

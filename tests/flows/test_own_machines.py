@@ -6,7 +6,7 @@ import pytest
 
 from flows.command_line import run_here
 from flows.parameters import TrainParameters
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import BudgetExceededError
 from heterps_core.machine import num_cores
 from infra.inventory import inventory_path, inventory_text
 from infra.ledger.ledger import EntryState, Ledger
@@ -58,9 +58,7 @@ def test_a_night_here_is_billed_at_the_price_of_the_inventory_and_held_against_t
     text = inventory_text([machine]).replace("price_usd_per_hour = 0.0", "price_usd_per_hour = 3600")
     inventory_path(workspace).write_text(text)
 
-    with pytest.raises(
-        ConfigurationError.__base__, match="must stay within 100 USD per hour, but takes 3600"
-    ):
+    with pytest.raises(BudgetExceededError, match="must stay within 100 USD per hour, but takes 3600"):
         trained(clicks_of_runs, max_usd_per_hour=100.0)
     run_id = trained(clicks_of_runs)
 

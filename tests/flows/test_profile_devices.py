@@ -44,6 +44,7 @@ def test_a_dry_run_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog
     with prefect_test_harness(server_startup_timeout=60), caplog.at_level(logging.INFO):
         profile_devices(
             data=str(tmp_path / "clicks.tsv"),
+            provider="local",
             device_types=["cpu-c7i", "cpu-m7a"],
             planned_rows_per_slot=1_000_000,
             planned_samples=100_000_000,

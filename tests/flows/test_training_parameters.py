@@ -52,6 +52,7 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
         scheduler="exact",
         budget_evaluations=64,
         batch_size=64,
+        provider="local",
         device_types=["cpu-c7i", "gpu-t4"],
         precision="float32",
         **ENGINE,

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.weekly
 LIMIT_S = 180.0
 SETTINGS = [
     *("--epochs", "1000", "--batch-size", "128", "--scheduler", "reinforce", "--budget-evaluations", "256"),
-    *("--device-types", "cpu-c7i", "gpu-t4"),
+    *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages
 ]
 DAY = "2026-11-01"
@@ -96,7 +96,7 @@ def is_done(workspace, clicks):
 def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     program = (
         "import asyncio, heterps\n"
-        "async def cell(): return heterps.train(plan_only=True, device_types=['cpu-c7i'], scheduler='exact', "
+        "async def cell(): return heterps.train(plan_only=True, provider='local', scheduler='exact', "
         f"data={clicks!r})\n"
         "print(asyncio.run(cell()))"
     )

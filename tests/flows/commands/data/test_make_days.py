@@ -49,6 +49,7 @@ def test_rich_days_are_trained_with_the_schema_beside_them(tmp_path, capsys, mon
     run_id = train_ctr(
         data=str(folder),
         schema_file=str(folder / "_schema.json"),
+        provider="local",
         device_types=["cpu-c7i"],
         scheduler="exact",
         epochs=4,
