@@ -115,13 +115,15 @@ Search = TypeVar("Search", bound=RegionSearch)
 def cheapest_region(searches: Mapping[str, Search], planning_time: PlanningTime) -> tuple[Search, Found, str]:
     """Search the regions in turn; return the search with the cheapest plan, what it found, and why, for people.
 
-    A region is not searched where each of its zones costs no less, plan by plan, than a zone of a region that was
-    (`costs_no_less`). Why is empty where there is one region alone.
+    A region is not searched where what crosses alone costs as much as a plan that was found, or where each of its
+    zones costs no less, plan by plan, than a zone of a region that was (`costs_no_less`). Why is empty where there
+    is one region alone.
 
     Raises:
         InfeasiblePlanError, ProvisioningError: Why the first region has no plan, where none has one.
     """
     found: dict[str, Found] = {}
+    costs_usd: dict[str, float] = {}
     left_out: dict[str, list[SchedulingProblem]] = {}
     compared: list[SchedulingProblem] = []
     refused: list[InfeasiblePlanError | ProvisioningError] = []
@@ -129,10 +131,15 @@ def cheapest_region(searches: Mapping[str, Search], planning_time: PlanningTime)
         planning_time.num_plans = len(searches) - index
         try:
             problems = search.first_problems() if len(searches) > 1 else []
-            if problems and all(any(costs_no_less(each, other) for other in compared) for each in problems):
+            if costs_usd and all(
+                each.extra_costs.fixed_usd >= min(costs_usd.values())
+                or any(costs_no_less(each, other) for other in compared)
+                for each in problems
+            ):
                 left_out[region] = problems
             else:
                 found[region] = search.found()
+                costs_usd[region] = found[region][2].chosen.plan.cost_usd
                 compared += problems
         except (InfeasiblePlanError, ProvisioningError) as problem:
             refused.append(problem)
@@ -140,7 +147,6 @@ def cheapest_region(searches: Mapping[str, Search], planning_time: PlanningTime)
                 log_step("region", f"{region} is left out: {problem}")
     if not found:
         raise refused[0]
-    costs_usd = {region: each[2].chosen.plan.cost_usd for region, each in found.items()}
     best = min(costs_usd, key=costs_usd.__getitem__)
     why = "" if len(searches) == 1 else f"{best}, the cheapest of {len(searches)}"
     stages, best_usd = found[best][2].chosen.plan.stages, costs_usd.pop(best)

@@ -174,8 +174,8 @@ def test_the_cheapest_region_is_taken_and_a_dearer_one_is_not_searched():
     )
 
     assert (region, searched) == (WEST, [EAST, WEST])
-    # By hand: a run of 12 s at 0.9 USD/hour costs 0.003 USD in Virginia, and half of it in Oregon.
-    assert why.startswith(f"{WEST}, the cheapest of 3; nearest {EAST}: +0.00")
+    # By hand: 3.6 s at 0.9 USD/hour cost 0.0009 USD in Virginia, and half of it in Oregon.
+    assert why.startswith(f"{WEST}, the cheapest of 3; nearest {EAST}: +0.00045 USD")
     assert "(+100.0%)" in why
 
 
@@ -190,9 +190,17 @@ def test_a_region_that_was_not_searched_is_named_with_the_cost_of_the_same_machi
 
 
 def test_what_crosses_decides_against_lower_prices():
-    region, searched, _ = choose({EAST: with_prices(1.0), WEST: with_prices(0.5, crossing_usd=1.0)})
+    # By hand: 0.0009 USD in Virginia, and 0.00045 with 0.0006 for bytes in Oregon.
+    region, searched, _ = choose({EAST: with_prices(1.0), WEST: with_prices(0.5, crossing_usd=0.0006)})
 
     assert (region, searched) == (EAST, [EAST, WEST])
+
+
+def test_a_region_is_not_searched_where_what_crosses_costs_as_much_as_a_plan():
+    cheap = with_prices(0.5, crossing_usd=1.0)
+
+    assert choose({EAST: with_prices(1.0), WEST: cheap})[1] == [EAST]
+    assert choose({EAST: with_prices(1e4), WEST: cheap})[:2] == (WEST, [EAST, WEST])
 
 
 def test_a_region_without_a_plan_is_left_out_and_without_any_the_first_says_why():
