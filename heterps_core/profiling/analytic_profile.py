@@ -42,6 +42,10 @@ _FULLY_CONNECTED_BACKWARD_PRODUCTS = 2
 _ADAM_PASSES = 7
 """A fused Adam reads weight, gradient and two moments, and writes weight and moments."""
 
+_CACHED_BYTES = 2 * 1024**2
+"""Activations of a layer that a core's caches hold: its second-level cache and its share of the last one are 1.5 to
+5 MB on the processors of `hardware.toml`."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
@@ -149,7 +153,9 @@ def estimate_profile(graph: ModelGraph, measured: LayerProfile, device_type: Dev
     measurements.
 
     A core reads rows and exchanges them in the time that it takes here, also beside a card: it sorts, copies and
-    enters the kernel, which no published peak speaks of.
+    enters the kernel, which no published peak speaks of. Activations that its caches hold pass an elementwise layer
+    between CPUs at the rate M here: at the share of a socket's memory, a ReLU of CTR-DNN would take 4 to 6 times its
+    measured time on the very processor that measured it.
 
     A layer that holds uncounted work takes :math:`n \lambda' + (t - n \lambda) \max(F / F', M / M')`: the measured
     time, by whichever rate gains less.
@@ -216,6 +222,9 @@ def _estimated(
     if layer.uncounted:
         return _scaled(layer, timing, batch_size, measured, speed)
     here = measured if is_alike else None
+    is_cached = batch_size * layer.output_bytes_per_sample <= _CACHED_BYTES
+    if is_alike and is_cached and layer.kind is LayerKind.ELEMENTWISE:
+        speed = replace(speed, memory_bandwidth_bytes_per_s=measured.memory_bandwidth_bytes_per_s)
     estimate: dict[str, Any] = {}
     shown = []
     for phase, work in _layer_work(layer, batch_size=batch_size).items():

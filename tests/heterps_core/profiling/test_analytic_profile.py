@@ -87,6 +87,28 @@ def test_what_a_core_computes_beside_moving_rows_takes_as_long_on_one_with_less_
     assert rows.update.median_ms == pytest.approx(500 - 181 + 362)
 
 
+@pytest.mark.parametrize(("num_bytes", "is_cached"), [(20_000, True), (40_000, False)])
+def test_activations_that_caches_hold_pass_a_cpu_as_fast_as_the_measured_one(num_bytes, is_cached):
+    sizes = {"input_bytes_per_sample": num_bytes, "output_bytes_per_sample": num_bytes}
+    relu = replace(
+        DENSE, kind=LayerKind.ELEMENTWISE, parameter_bytes=0, forward_flops_per_sample=0.0, **sizes
+    )
+    graph = replace(GRAPH, layers=(EMBEDDING, relu))
+    core = replace(
+        DEVICE_TYPES["cpu-c5"],
+        memory_bandwidth_bytes_per_s=SPEED.memory_bandwidth_bytes_per_s / 10,
+        kernel_launch_seconds=SPEED.kernel_launch_seconds,
+    )
+    timings = (make_timing(EMBEDDING, 600, 400, 1_000), make_timing(relu, 100_000, 200_000, 0))
+    measured = make_profile(graph=graph, timings=timings)
+
+    found = estimate_profile(graph, measured, core).timings[1]
+
+    # 100 samples of 20 kB are 2 MB. A tenth of the bandwidth adds nine times the time of the bytes.
+    moving_ms = 0.0 if is_cached else 9 * 1e3 * 2 * 100 * num_bytes / SPEED.memory_bandwidth_bytes_per_s
+    assert found.forward.median_ms == pytest.approx(100_000 + moving_ms)
+
+
 def test_a_card_misses_its_roofline_as_the_core_that_was_measured():
     card = replace(DEVICE_TYPES["gpu-t4"], memory_bandwidth_bytes_per_s=2e5, kernel_launch_seconds=0.001)
 
