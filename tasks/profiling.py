@@ -1,4 +1,4 @@
-"""What the layers of a model cost on each device type: measured on such a machine, else estimated from here."""
+"""Times of a model's layers on each device type: measured on such a machine, else estimated from this one."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _MOST_RUNS = 90
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedJob:
-    """What a plan is made for.
+    """The job that a plan is made for.
 
-    That is the rows that are trained, unless a dry run is asked to stand for a job that this machine could not hold:
-    the samples of a larger night, and tables as large as production has them.
+    It has the rows of the data, unless a dry run stands for a job that this machine could not hold: the samples of a
+    larger night, and tables of the size of production.
     """
 
     num_samples: int
@@ -115,7 +115,7 @@ class ProfiledModel:
 
     @property
     def summary(self) -> str:
-        """What was profiled, in one line."""
+        """One line on the measured and the estimated device types."""
         measured = "".join(f"; {name} {kept}" for name, kept in self.measured.items())
         estimated = ", ".join(self.estimated_device_types) or "none"
         if len(self.estimated_device_types) > _MOST_NAMES:
@@ -128,14 +128,14 @@ class ProfiledModel:
 
     @property
     def _general_path(self) -> str:
-        """What the trainer does not fuse, with its share of the time."""
+        """Layers that the trainer does not fuse, with their share of the time."""
         profile = self.local_profile
         if not profile.general_layers:
             return ""
         return f"; not fused: {', '.join(profile.general_layers)}, {profile.general_share:.0%} of the time"
 
     def profiling_usd(self, run_id: str) -> float:
-        """Return what the measurements cost that no other run than this one has borne.
+        """Return the cost of the measurements that no other run has borne.
 
         The first run on rented machines that plans with a measurement bears all of its cost, so that the costs of
         runs add up to what was spent; a dry run shows what that run would bear.
@@ -291,7 +291,7 @@ def _measured_sibling(measured: Mapping[str, DeviceProfile], name: str) -> Devic
 
 
 def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id: str) -> None:
-    """Write down that a run that rents machines bears the cost of the measurements that no other has borne."""
+    """Record that a run on rented machines bears the cost of the measurements that no other run has borne."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     for kept in profiled.measured.values():
         if kept.charged_to is None:

@@ -1,4 +1,4 @@
-"""Rents a machine of each device type, has it measured, keeps what it measured and what that cost."""
+"""Rents a machine of each device type, measures the model there, and keeps the profiles with their costs."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ PROFILING_NODE = ("-m", "heterps_core.profiling.profiling_node")
 """Arguments of Python that make a process a node that measures."""
 
 TIME_LIMIT_S = 600.0
-"""From the launch to the last profile: five minutes to boot, and five that a measurement may take at most."""
+"""From the launch to the last profile: five minutes to boot and five minutes to measure."""
 
 LIFETIME_S = 1800
-"""After this a node ends itself, whatever became of the flow."""
-
+"""A node ends itself after this time, also where the flow has died."""
 
 FREE_MEMORY_BYTES = 2 * BYTES_PER_GIB
-"""Assumed beside the tables, in a machine and on a card: system, torch and batches."""
+"""Assumed memory for system, torch and batches beside the tables, in a machine and on a card."""
 
 
 def measuring_plan(
@@ -83,7 +82,7 @@ def rented_for_measuring(
     caps: Caps,
     spent_this_month_usd: float,
 ) -> Iterator[Cluster]:
-    """Write what is to be measured, launch one machine of each device type, end them whatever happens.
+    """Write the request, launch one machine of each device type, and end them all afterwards.
 
     The caps are held against the most that it can cost: all machines until the time limit.
 
@@ -120,33 +119,33 @@ def rented_for_measuring(
 
 @step("measure device types")
 def measure_device_types(run: RunDirectory, cluster: Cluster) -> ProfilingResults:
-    """Tell the nodes who they are, and wait for what they measure."""
+    """Publish the cluster to its nodes, and wait for their profiles."""
     publish_cluster(run, cluster)
     return follow_profiling(run, cluster, time_limit_s=TIME_LIMIT_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _MeasuredDevices:
-    """What a profiling run brought."""
+    """Profiles, problems and bills of a profiling run."""
 
     profiles: tuple[DeviceProfile, ...]
     """Each with its share of the bills."""
 
     problems: Mapping[str, str]
-    """Machine -> why it has no profile."""
+    """Machine -> the reason that it has no profile."""
 
     bills: tuple[Bill, ...]
 
     @property
     def cost_usd(self) -> float:
-        """Cost of all machines, those that failed too."""
+        """Cost of all machines, also of those that failed."""
         return sum(bill.total_usd for bill in self.bills)
 
 
 def with_costs(
     results: ProfilingResults, cluster: Cluster, bills: Sequence[Bill], *, run_id: str
 ) -> _MeasuredDevices:
-    """Divide the bills among the profiles, by what their own machines cost; failed machines are borne by all."""
+    """Divide the bills among the profiles in proportion to the costs of their machines; all bear the failed ones."""
     usd: dict[str, float] = {}
     for line in (line for bill in bills for line in bill.lines):
         usd[line.device_type] = usd.get(line.device_type, 0.0) + line.usd
@@ -169,7 +168,7 @@ def with_costs(
 
 
 def keep_profiles(workspace: Workspace, profiled: ProfiledModel, devices: _MeasuredDevices) -> list[str]:
-    """Keep what was measured on rented machines, and return a line for each; dry runs are only reported."""
+    """Keep the profiles of rented machines, and return a line for each; dry runs are only reported."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     lines = []
     for measured in devices.profiles:
@@ -194,7 +193,7 @@ def check_all_measured(devices: _MeasuredDevices) -> None:
     """Check that no machine failed.
 
     Raises:
-        TrainingError: Names those that did; what the others measured is kept.
+        TrainingError: Some failed, with their names; the profiles of the others are kept.
     """
     if devices.problems:
         reasons = "; ".join(f"{machine}: {problem}" for machine, problem in devices.problems.items())

@@ -222,3 +222,23 @@ def test_a_plan_over_two_regions_takes_the_cheaper_one_and_says_by_how_much_the_
     said = " ".join(caplog.text.split())
     assert "region eu-west-1, the cheapest of 2; nearest us-east-1: +0.0" in said
     assert re.search(r"GB cross between regions for 0\.0\d+ USD, and checkpoints for at most", said)
+
+
+@pytest.mark.weekly
+def test_a_night_of_cores_with_units_for_bfloat16_is_planned_in_it(workspace, days, first_night, caplog):
+    # Batches as large as such a night has.
+    night = SETTINGS | {"device_types": ["cpu-c7i"], "batch_size": None}
+
+    with caplog.at_level("INFO"):
+        run_id = train_ctr(
+            data=str(days),
+            day="2026-11-04",
+            plan_only=True,
+            precision="auto",
+            planned_samples=10**9,
+            planned_rows_per_slot=100_000,
+            **night,
+        )
+
+    assert re.search(r"precision +bfloat16: the plan costs .* in float32, .* in bfloat16", caplog.text)
+    assert records(workspace)[run_id].data.params["training.precision"] == "bfloat16"
