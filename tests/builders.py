@@ -127,7 +127,14 @@ def with_exchange_work(problem: SchedulingProblem, seed: int) -> SchedulingProbl
     )
 
 
-def with_disks(problem: SchedulingProblem, *, bytes_per_unit: float, bytes_per_s: float) -> SchedulingProblem:
+def with_disks(
+    problem: SchedulingProblem,
+    *,
+    bytes_per_unit: float,
+    bytes_per_s: float,
+    usd_per_hour: float = 0.0,
+    usd_per_gb_hour: float = 0.0,
+) -> SchedulingProblem:
     """Return the problem with a disk at every unit; a sample looks up 100 rows of 68 bytes or fewer that are cold."""
     hot_shares = (0.0, 0.05, 0.2)
     return replace(
@@ -141,7 +148,12 @@ def with_disks(problem: SchedulingProblem, *, bytes_per_unit: float, bytes_per_s
         ),
         device_types={
             name: replace(
-                unit, disk_bytes=bytes_per_unit, disk_bytes_per_s=bytes_per_s, sweep_seconds_per_byte=1e-8
+                unit,
+                disk_bytes=bytes_per_unit,
+                disk_bytes_per_s=bytes_per_s,
+                disk_usd_per_hour=usd_per_hour,
+                disk_usd_per_gb_hour=usd_per_gb_hour,
+                sweep_seconds_per_byte=1e-8,
             )
             for name, unit in problem.device_types.items()
         },

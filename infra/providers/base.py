@@ -184,7 +184,7 @@ class Provider(ABC):
         """Return the hourly bill of all machines of a plan, with their disks and addresses."""
         num_machines = sum(group.count for group in plan.groups)
         services_usd_per_hour = num_machines * cls.services_usd_per_machine_hour()
-        return plan.price_usd_per_hour + services_usd_per_hour + plan.disk_usd_per_hour * (not cls.is_dry_run)
+        return plan.price_usd_per_hour + services_usd_per_hour + plan.disk_usd_per_hour
 
     def now(self) -> datetime:
         """Return the time by the clock that the provider dates its machines with."""

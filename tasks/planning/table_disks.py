@@ -20,6 +20,7 @@ from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
+from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.problem.row_use import cold_bytes_per_sample
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
 from heterps_core.planning.provisioning.offer_choice import disk_bytes_per_s
@@ -73,8 +74,7 @@ def with_table_disks(
     """Return the problem with a disk at every core, where some unit cannot hold all tables.
 
     Cards have none: their tables lie in their own memory. A core has its share of its instance's own disks where
-    their speed is known, else of a volume that is bought. Plans are compared without the price of volumes, 3 to 15 %
-    of that of their machines: like addresses they are charged beside the machines (`Provider.billed_usd_per_hour`).
+    their speed is known, else of a volume that is bought.
     """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
     if all(unit.usable_bytes >= table_bytes for unit in problem.device_types.values()):
@@ -115,7 +115,8 @@ def _with_volume(unit: UnitType, share_bytes_per_s: float) -> UnitType:
 
     The share is that of the family's largest size, which smaller ones keep up all day; their own figures are
     bursts of half an hour (Amazon EC2 User Guide, EBS-optimized instances). The unit is sold in instances whose units
-    all have their part of one volume's throughput.
+    all have their part of one volume's throughput; its price is that of the largest of the cheapest ones, as smaller
+    ones have a larger part of what a volume includes.
     """
     bytes_per_s = float(BYTES_PER_MIB * INCLUDED_MIB_PER_S)
     if share_bytes_per_s:
@@ -124,13 +125,17 @@ def _with_volume(unit: UnitType, share_bytes_per_s: float) -> UnitType:
     small = tuple(size for size in unit.instances if size.units <= most_units)
     if unit.instances and not small:
         return unit
-    price = min((size.price_usd_per_hour / size.units for size in small), default=unit.price_usd_per_hour)
+    one_unit = InstanceSize(name="a unit", units=1, price_usd_per_hour=unit.price_usd_per_hour)
+    sold = min(small or [one_unit], key=lambda size: (size.price_usd_per_hour / size.units, -size.units))
+    mib_per_s = math.ceil(sold.units * bytes_per_s / BYTES_PER_MIB)
     unit = replace(
         unit,
+        disk_usd_per_hour=table_disk_usd_per_hour(gigabytes=0, mib_per_s=mib_per_s) / sold.units,
+        disk_usd_per_gb_hour=table_disk_usd_per_hour(gigabytes=1 + FREE_SHARE, mib_per_s=INCLUDED_MIB_PER_S),
         instances=small,
         on_demand_instances=unit.on_demand_instances
         and tuple(size for size in unit.on_demand_instances if size.units <= most_units),
-        price_usd_per_hour=price,
+        price_usd_per_hour=sold.price_usd_per_hour / sold.units,
     )
     return _sweeping(unit, name=VOLUME, disk_bytes=VOLUME_BYTES, bytes_per_s=bytes_per_s)
 

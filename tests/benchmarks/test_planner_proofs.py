@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from tests.benchmarks import planner_proofs
 from tests.benchmarks.planner_proofs import draw_capped, examine
 from tests.builders import make_problem
@@ -46,13 +46,14 @@ def test_a_bound_that_is_too_high_is_noticed(monkeypatch):
     assert {"MILP", "all plans", "brute-force"} <= set(verdict.false_proofs)
 
 
+@pytest.mark.parametrize("step_model", StepModel)
 @pytest.mark.parametrize("seed", range(6))
-def test_the_milp_finds_what_trying_all_plans_finds(seed):
-    stages = CandidateStages.of(make_problem(seed, num_layers=4, num_types=3, scarce=True))
+def test_the_milp_finds_what_trying_all_plans_finds(seed, step_model):
+    problem = replace(make_problem(seed, num_layers=4, num_types=3, scarce=True), step_model=step_model)
+    for lengths, stages in CandidateStages.of_every_length(problem).items():
+        expected = stages.brute_force_usd()
 
-    expected = stages.brute_force_usd()
-
-    assert CheaperPlanSearch(stages).optimum_usd() == pytest.approx(expected, rel=1e-9)
+        assert CheaperPlanSearch(stages, lengths).optimum_usd() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_milp_walks_from_a_known_plan_of_the_contracts_problem_to_its_optimum():

@@ -134,7 +134,7 @@ class GridRater:
         self._is_filled[missing] = True
         for part in np.split(missing, np.arange(_ROWS_PER_PASS, missing.size, _ROWS_PER_PASS)):
             table = self.table.take(part)
-            replicas = table.least_replicas(self.grid_seconds)  # (J, rows)
+            replicas = table.cheapest_replicas(self.grid_seconds)  # (J, rows)
             self.rates[part] = table.usd_per_hour(replicas).T
             if self.on_demand is not None:
                 self.on_demand[part] = table.on_demand_usd_per_hour(replicas).T

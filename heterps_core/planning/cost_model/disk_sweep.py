@@ -39,6 +39,7 @@ from heterps_core.embeddings.swept.sweep_memory import (
     PARTS_OF_MEMORY,
 )
 from heterps_core.planning.cost_model.arrays import Floats
+from heterps_core.planning.cost_model.objective import BYTES_PER_GB
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 
@@ -69,6 +70,11 @@ class Sweep(NamedTuple):
     hot_share: float
     steps_per_sweep: float
     disk_bytes: float
+    """Of each replica."""
+
+    usd_per_hour: float
+    """Price of the disks of all replicas."""
+
     disk_name: str = ""
 
     def __str__(self) -> str:
@@ -106,6 +112,22 @@ class SweepTerms:
 
     worker_seconds: tuple[Floats, ...]
     """g C(h) for each share."""
+
+    room_usd_per_hour: Floats
+    """Price of room for S."""
+
+    speed_usd_per_hour: Floats
+    """Price of the speed of one unit's disk."""
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether some disk is bought."""
+        return bool((self.room_usd_per_hour > 0).any() or (self.speed_usd_per_hour > 0).any())
+
+    def usd_per_hour(self, num_replicas: Floats) -> Floats:
+        """Return the price of the disks of k replicas that sweep, elementwise; of no meaning for infinite k."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.room_usd_per_hour + self.speed_usd_per_hour * num_replicas)
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ST(k, h) of all shares, infinite where it does not fit; (1, *N) or (H, *N) -> (H, *N)."""
@@ -152,6 +174,7 @@ class SweepTerms:
             hot_share=hot_shares[share],
             steps_per_sweep=float(self.steps_per_sweep(num_replicas[None])[share, index]),
             disk_bytes=float((self.table_bytes / num_replicas)[index]),
+            usd_per_hour=float(self.usd_per_hour(num_replicas)[index]),
         )
 
 
@@ -177,6 +200,7 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         return np.array(values, dtype=np.float64)
 
     layers = problem.layers
+    table_bytes = of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers])
     cold_bytes = [
         problem.batch_size
         * of_runs([sum(layer.cold_bytes_per_sample[share : share + 1]) for layer in layers])
@@ -189,11 +213,15 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         resident_bytes=of_runs(
             [layer.state_bytes * (layer.is_sharded and not layer.cold_bytes_per_sample) for layer in layers]
         ),
-        table_bytes=of_runs([layer.state_bytes * bool(layer.cold_bytes_per_sample) for layer in layers]),
+        table_bytes=table_bytes,
         cold_bytes=tuple(SWEEPS_IN_MEMORY * SLOT_FACTOR * each for each in cold_bytes),
         worker_seconds=tuple(
             of_types([unit.sweep_seconds_per_byte for unit in units]) * each for each in cold_bytes
         ),
         disk_bytes=of_types([unit.disk_bytes for unit in units]),
         disk_bytes_per_s=of_types([unit.disk_bytes_per_s for unit in units]),
+        room_usd_per_hour=table_bytes
+        / BYTES_PER_GB
+        * of_types([unit.disk_usd_per_gb_hour for unit in units]),
+        speed_usd_per_hour=of_types([unit.disk_usd_per_hour for unit in units]),
     )

@@ -45,6 +45,8 @@ class StageEvaluation:
     """State on one replica; with a sweep what of it memory holds, windows included."""
 
     price_usd_per_hour: float
+    """Of its machines and of disks that are bought for it."""
+
     drained_seconds: float = 0.0
     """DT, the least time of a step that fills and drains around this stage; 0 where updates are delayed."""
 
@@ -201,6 +203,7 @@ def _cost_lines(
     replicas = [part.stage.num_replicas for part in parts]
     run_hours = run_seconds / SECONDS_PER_HOUR
     overhead_hours = (extra.startup_seconds + extra.teardown_seconds) / SECONDS_PER_HOUR
+    disks_usd = sum(part.sweep.usd_per_hour for part in parts if part.sweep is not None)
     price = sum(part.price_usd_per_hour for part in parts)
     unit_price = sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
     storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
@@ -217,7 +220,8 @@ def _cost_lines(
     hourly_usd = price + extra.storage_usd_per_hour + transfer_usd / (run_hours + overhead_hours)
     return (
         CostLine("compute", run_hours * unit_price),
-        CostLine("whole instances", run_hours * (price - on_demand_usd_per_hour - unit_price)),
+        CostLine("whole instances", run_hours * (price - on_demand_usd_per_hour - unit_price - disks_usd)),
+        CostLine("disks for tables", run_hours * disks_usd),
         CostLine("one machine on-demand", run_hours * on_demand_usd_per_hour),
         CostLine("start-up and teardown", overhead_hours * price),
         CostLine("storage", storage_usd),
@@ -258,7 +262,8 @@ def _evaluate_stages(
             memory_bytes=_memory_bytes(problem, stage, sweep),
             price_usd_per_hour=_price_usd_per_hour(
                 problem.device_types[stage.device_type], stage.num_replicas
-            ),
+            )
+            + (0.0 if sweep is None else sweep.usd_per_hour),
             sweep=sweep and sweep._replace(disk_name=problem.device_types[stage.device_type].disk_name),
             fewest_replicas=fewest,
         )

@@ -1,6 +1,7 @@
 """What a plan costs altogether, from its longest stage time, its price, its interruptions and its transfers.
 
-With x the longest stage time in seconds, R the price of all instances in USD per hour, the bill of a run is
+With x the longest stage time in seconds, R the price of all instances, and of disks that are bought for tables, in
+USD per hour, the bill of a run is
 
     N / 3600 * (x h + x0) * (R + r0 + w / (x + x0))  +  fixed USD
 

@@ -162,11 +162,25 @@ class StageTable:
         return np.asarray(seconds)
 
     def usd_per_hour(self, num_replicas: Floats) -> Floats:
-        """Return what k replicas are charged, elementwise; infinite where k is."""
+        """Return what k replicas and their disks are charged, elementwise; infinite where k is."""
         prices = np.asarray(num_replicas * self.price_usd_per_hour)
         where, places = self.covers.places(self.type_indices, num_replicas)
         prices[where] = self.covers.prices[places]
+        if self.sweep is not None and self.sweep.has_prices:
+            is_swept = num_replicas < self.memory_replicas
+            prices = prices + np.where(is_swept, self.sweep.usd_per_hour(num_replicas), 0.0)
         return prices
+
+    def least_usd_per_hour(self, num_replicas: Floats) -> Floats:
+        """Return the least that k replicas or more are charged, elementwise.
+
+        More of them cost no less, but for disks that the first ones with enough memory do without.
+        """
+        prices = self.usd_per_hour(num_replicas)
+        if self.sweep is None or not self.sweep.has_prices:
+            return prices
+        held = np.where(self.memory_replicas <= self.max_units, self.memory_replicas, np.inf)
+        return np.minimum(prices, self.usd_per_hour(np.maximum(num_replicas, held)))
 
     def on_demand_usd_per_hour(self, num_replicas: Floats) -> Floats:
         """Return what it adds to the price of k replicas that one machine is on-demand, elementwise; 0 off spot."""
@@ -187,7 +201,7 @@ class StageTable:
         rates[where] = self.covers.least_per_unit[places]
         with np.errstate(invalid="ignore"):
             worked = rates * self.pacing(num_replicas) * self._seconds_in_memory(num_replicas)
-            usd_seconds = np.maximum(self.usd_per_hour(num_replicas) * least_seconds, worked)
+            usd_seconds = np.maximum(self.least_usd_per_hour(num_replicas) * least_seconds, worked)
         return np.where(is_finite, usd_seconds, np.inf)
 
     def least_replicas(self, stage_seconds: Floats) -> Floats:
@@ -211,6 +225,14 @@ class StageTable:
             found = swept._least_held(limits[None], held[(share, *place)])[0]
             np.minimum.at(least, tuple(place), found)
         return least
+
+    def cheapest_replicas(self, stage_seconds: Floats) -> Floats:
+        """Return the k of least price with ET(k) <= x, shape (X, *N): the least k, or more that need no disk."""
+        least = self.least_replicas(stage_seconds)
+        if self.sweep is None or not self.sweep.has_prices:
+            return least
+        in_memory = replace(self, sweep=None).least_replicas(stage_seconds)
+        return np.where(self.usd_per_hour(in_memory) < self.usd_per_hour(least), in_memory, least)
 
     def _least_held(self, x: Floats, held: Floats) -> Floats:
         """Return the least k with ET(k) <= x of those from `held` on; times x of shape (X, ...) give (X, *N)."""

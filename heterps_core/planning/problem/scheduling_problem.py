@@ -138,10 +138,16 @@ class UnitType(JsonDocument):
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 
     disk_bytes: NotNegative = 0.0
-    """Where rows of tables that memory does not hold may lie; 0 for no disk. Its price is part of the unit's."""
+    """Where rows of tables that memory does not hold may lie; 0 for no disk."""
 
     disk_bytes_per_s: NotNegative = 0.0
     """Read or written in order."""
+
+    disk_usd_per_hour: NotNegative = 0.0
+    """Price of this speed where the unit keeps rows on the disk; 0 for a disk that is part of its machine."""
+
+    disk_usd_per_gb_hour: NotNegative = 0.0
+    """Price of room for 1e9 bytes of rows; 0 likewise."""
 
     disk_name: str = ""
     """Kind of this disk, for people."""

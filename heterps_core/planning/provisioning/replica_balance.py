@@ -85,12 +85,16 @@ class FixedStages:
         )
 
     def _solve(self, stage_seconds: Floats) -> RateSolutions:
-        """Return what the least replicas for each stage time are charged; all exact."""
-        replicas = self.table.least_replicas(stage_seconds)  # (X, S)
+        """Return what the cheapest replicas for each stage time are charged; all exact."""
+        replicas = self.table.cheapest_replicas(stage_seconds)  # (X, S)
+        least = self.table.least_replicas(stage_seconds)
         for device_type in np.unique(self.table.type_indices):
             members = self.table.type_indices == device_type
-            units = replicas[:, members].sum(axis=1)
-            replicas[units > self.table.max_units[members][0]] = np.inf
+            cap = self.table.max_units[members][0]
+            # More replicas that need no disk may be too many.
+            is_over = replicas[:, members].sum(axis=1) > cap
+            replicas = np.where(is_over[:, None] & members, least, replicas)
+            replicas[replicas[:, members].sum(axis=1) > cap] = np.inf
         is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
         reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
         counts = np.where(is_possible[:, None], replicas, 1.0)

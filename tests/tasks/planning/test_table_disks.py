@@ -82,6 +82,9 @@ def test_every_core_has_a_volume_at_its_share_of_what_the_instance_moves():
     # c7i.48xlarge: 40 Gbit/s for 96 cores.
     assert units["cpu-c7i"].disk_bytes_per_s == pytest.approx(40e9 / 8 / 96)
     assert units["gpu-t4"].disk_bytes == 0
+    # One core uses less than the throughput that a volume includes; a fiftieth of its room is its file system's.
+    assert units["cpu-c7i"].disk_usd_per_hour == 0
+    assert units["cpu-c7i"].disk_usd_per_gb_hour == pytest.approx(1.02 * 0.08 / 730)
 
 
 def test_cores_with_disks_come_in_instances_whose_volume_is_fast_enough_for_all():
@@ -97,6 +100,10 @@ def test_cores_with_disks_come_in_instances_whose_volume_is_fast_enough_for_all(
     launched = instance_sizes("cpu-c7i", offers_with_disks(offers, disks.values()))
 
     assert planned == launched
+    # Volumes of 16 cores have 795 MiB/s: 670 more than are included, and 180 operations more.
+    assert problem.device_types["cpu-c7i"].disk_usd_per_hour == pytest.approx(
+        (670 * 0.04 + 180 * 0.005) / 730 / 16
+    )
     assert max(size.units for size in sizes) == 96
     # 52.1 MB/s each, and 1,048.6 of a volume: at most 20 cores.
     assert {size.name for size in launched} == {
@@ -115,6 +122,7 @@ def test_a_core_has_its_share_of_its_instances_own_disks_and_is_sold_in_all_size
     # i7i.24xlarge reads 28.1 and writes 20.0 GB/s for 48 cores (ScyllaDB): a byte in and a byte out take 1/r + 1/w.
     assert found.disk_bytes_per_s == pytest.approx(2 / (48 / 28.1e9 + 48 / 20.0e9), rel=0.01)
     assert 0.97 * 468e9 < found.disk_bytes < 468e9
+    assert found.disk_usd_per_hour == found.disk_usd_per_gb_hour == 0
     assert found.instances == sizes
 
 

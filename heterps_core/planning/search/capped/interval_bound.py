@@ -215,7 +215,7 @@ class IntervalBounds:
             part = self._part(group, plans)
             least = part.least_usd_seconds(self._least_replicas(group, plans), plans.low)
             np.minimum(usd_seconds, least.reshape(-1), out=usd_seconds)
-        hourly = part.usd_per_hour(units.reshape(part.compute_seconds.shape)).reshape(-1)
+        hourly = part.least_usd_per_hour(units.reshape(part.compute_seconds.shape)).reshape(-1)
         num_columns = self.columns.num_columns
         most_stages = None if plans.is_rest else self.groups[plans.group].most_stages
         chosen = np.isfinite(hourly)

@@ -118,6 +118,31 @@ def test_fewer_units_sweep_where_more_would_not_compute_faster():
     assert found.cost_usd == pytest.approx(2 * 10 * 6.0 / 3600)
 
 
+def test_a_stage_that_sweeps_pays_for_room_and_speed_of_its_disks():
+    # 1,000 bytes at 1e6 USD for 1e9 bytes and hour, and two units at 0.25 USD.
+    problem = one_table(disk_usd_per_hour=0.25, disk_usd_per_gb_hour=1e6)
+
+    swept = evaluate(problem, [Stage(0, 0, "cpu", 2)])
+    in_memory = evaluate(problem, [Stage(0, 0, "cpu", 10)])
+
+    assert swept.price_usd_per_hour == pytest.approx(2 * 1.0 + 1.0 + 2 * 0.25)
+    assert dict(swept.cost_lines)["disks for tables"] == pytest.approx(swept.run_seconds / 3600 * 1.5)
+    assert in_memory.price_usd_per_hour == 10
+
+
+def test_memory_holds_all_rows_where_disks_cost_more_than_the_units_that_they_save():
+    # Any number of units computes for 6 s: ten have enough memory, two sweep.
+    layer = replace(one_table().layers[0], compute_seconds={"cpu": 6.0})
+    cheap, dear = (
+        replace(one_table(compute_parallel_fraction=0.0, disk_usd_per_gb_hour=price), layers=(layer,))
+        for price in (7.9e6, 8.1e6)
+    )
+
+    assert [stage.num_replicas for stage in find_optimum(cheap).stages] == [2]
+    assert [stage.num_replicas for stage in find_optimum(dear).stages] == [10]
+    assert find_optimum(dear).cost_lower_bound_usd == pytest.approx(10 * 10 * 6.0 / 3600)
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
@@ -137,11 +162,17 @@ def test_a_problem_whose_disks_cannot_be_understood_names_the_field(field, chang
     assert field in str(caught.value)
 
 
-def drawn_problem(seed, *, step_model, **sizes):
+def drawn_problem(seed, *, step_model, usd_per_gb_hour=0.0, **sizes):
     problem = make_problem(seed, **({"num_layers": 4, "num_types": 2, "floor_samples_per_s": 0.0} | sizes))
     table = replace(problem.layers[0], is_sharded=True, state_bytes=15e9)
     problem = replace(problem, layers=(table, *problem.layers[1:]))
-    problem = with_disks(problem, bytes_per_unit=20e9, bytes_per_s=1e9)
+    problem = with_disks(
+        problem,
+        bytes_per_unit=20e9,
+        bytes_per_s=1e9,
+        usd_per_hour=usd_per_gb_hour,
+        usd_per_gb_hour=usd_per_gb_hour,
+    )
     units = {
         name: replace(unit, max_units=5, memory_bytes=2e9) for name, unit in problem.device_types.items()
     }
@@ -175,12 +206,13 @@ def test_the_least_replicas_are_those_that_trying_every_number_finds(seed, step_
     assert swept > 0
 
 
+@pytest.mark.parametrize("usd_per_gb_hour", [0.0, 3e-3, 0.1])
 @pytest.mark.parametrize("step_model", StepModel)
 @pytest.mark.parametrize("seed", weekly_after(3, range(8)))
-def test_the_optimum_is_what_trying_every_plan_finds(seed, step_model, monkeypatch):
+def test_the_optimum_is_what_trying_every_plan_finds(seed, step_model, usd_per_gb_hour, monkeypatch):
     # The formula alone: what stages wait for one another is the simulation's.
     monkeypatch.setattr(evaluation, "simulate", lambda load: SimpleNamespace(step_seconds=0.0))
-    problem = drawn_problem(seed, step_model=step_model, num_layers=3)
+    problem = drawn_problem(seed, step_model=step_model, num_layers=3, usd_per_gb_hour=usd_per_gb_hour)
     expected = inf
     for runs in all_partitions(problem):
         for counts in product(range(1, 6), repeat=len(runs)):
