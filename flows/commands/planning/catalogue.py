@@ -1,8 +1,8 @@
 """Show the device types that plans may use, with on-demand prices, and why other instance families are left out.
 
-A unit is a processor core, or a card with its host. TFLOP/s are published peaks in float32; a disk is a core's share
-of its machine's own, read and written by turns. A type without a price is not sold in the region. Prices are the
-newest at hand: the bundled file, or the last refresh.
+A unit is a processor core, or a card with its host. TFLOP/s are published peaks, in float32 and where the hardware
+has units for it in bfloat16; a disk is a core's share of its machine's own, read and written by turns. A type without
+a price is not sold in the region. Prices are the newest at hand: the bundled file, or the last refresh.
 
 examples:
   heterps catalogue
@@ -37,6 +37,7 @@ COLUMNS = {
     "USD/GiB-hour": ".4f",
     "TFLOP/s": ".3f",
     "USD/TFLOP/s-hour": ".3f",
+    "bf16 TFLOP/s": ".3f",
     "memory GB/s": ",.1f",
     "Gbit/s": ",.2f",
     "disk GB": ",.0f",
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _row(device_type: DeviceType, usd_per_hour: float | None) -> list[str | float | None]:
     gib = device_type.memory_bytes / BYTES_PER_GIB
-    tflops = device_type.peak_fp32_flops_per_s / 1e12
+    tflops, bf16 = device_type.peak_fp32_flops_per_s / 1e12, device_type.peak_bf16_flops_per_s
     return [
         device_type.name,
         usd_per_hour,
@@ -92,6 +93,7 @@ def _row(device_type: DeviceType, usd_per_hour: float | None) -> list[str | floa
         None if usd_per_hour is None else usd_per_hour / gib,
         tflops,
         None if usd_per_hour is None else usd_per_hour / tflops,
+        None if bf16 is None else bf16 / 1e12,
         device_type.memory_bandwidth_bytes_per_s / 1e9,
         device_type.network_bandwidth_bytes_per_s / BYTES_PER_S_PER_MBIT_PER_S / _MBIT_PER_GBIT,
         device_type.local_disk_bytes / 1e9 or None,
