@@ -144,18 +144,18 @@ def check_offers(
         raise ConfigurationError(str(error)) from error
 
 
-def not_rentable(provider: Provider) -> dict[str, str]:
+def not_rentable(provider: Provider, *, is_one_of_several: bool = False) -> dict[str, str]:
     """Return the device types that no machine image of a provider boots, and how to make or name one.
 
     Without an answer images of x86_64 are assumed. An account without any image is not set up yet: all types are
-    rentable in its plans, and its launch is refused.
+    rentable in its plans, and its launch is refused. A region without any has none where it is one of several.
     """
     try:
         missing = provider.missing_images()
     except ProvisioningError as problem:
         logger.warning("only %s machines are planned with: %s", ARCHITECTURES[0], problem)
         missing = dict.fromkeys(ARCHITECTURES[1:], str(problem))
-    if missing.keys() == set(ARCHITECTURES):
+    if missing.keys() == set(ARCHITECTURES) and not is_one_of_several:
         return {}
     return {
         name: missing[each.architecture]

@@ -72,7 +72,9 @@ def make_problems(
     """
     sold = offer_choice.unit_prices(offers)
     if not device_types:
-        raise ProvisioningError("none of the device types that may be rented is sold there")
+        raise ProvisioningError(
+            "no device type is sold there that has a machine image (heterps doctor says how)"
+        )
     for name in device_types:
         if name not in sold:
             offer_choice.instance_sizes(name, offers)  # says what is sold

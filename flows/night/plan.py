@@ -87,7 +87,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     wanted = in_markets(asked.device_types or known, [Market(market) for market in asked.markets])
     regions = Regions.of(run.workspace, asked.provider, asked.regions, data=asked.data)
     offers, price_files = offers_now(run.workspace, asked.provider, wanted, regions=regions.rented)
-    types = {region: _types_in(run, region, wanted, offers[region], without) for region in regions.rented}
+    types = {region: _types_in(run, regions, region, wanted, offers[region]) for region in regions.rented}
     all_types = list(dict.fromkeys(name for each in types.values() for name in chain(*each)))
     profiled, *rounded = (
         _profiled(run, job, all_types, precision, is_here=asked.provider == HERE)
@@ -104,7 +104,9 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     )
 
     def search_in(region: str, times: ProfiledModel) -> _PlanSearch:
-        sold, others = types[region]
+        rentable, others = types[region]
+        # Where all were tried, they are tried again.
+        sold = [name for name in rentable if name not in without] or rentable
         held = offers_that_hold_workers(sold, offers[region], host_bytes_of_worker=host_bytes)
         starts_from_bytes = 0.0 if run.start.model is None else state_bytes
         crossing = regions.crossing(run.workspace, region, (read_bytes, starts_from_bytes, state_bytes))
@@ -144,23 +146,16 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
 
 
 def _types_in(
-    run: OpenedRun,
-    region: str,
-    wanted: list[str],
-    offers: Sequence[InstanceOffer],
-    without: Collection[str],
+    run: OpenedRun, regions: Regions, region: str, wanted: list[str], offers: Sequence[InstanceOffer]
 ) -> tuple[list[str], list[str]]:
     """Return the device types for a plan in a region, and those that are sold there but have no machine image."""
-    others: list[str] = []
-    if not run.asked.device_types:
-        refused = not_rentable(provider_of(run.workspace, run.asked.provider, region=region))
-        sold = sold_types(wanted, offers)
-        wanted = [name for name in sold if hardware_name(name) not in refused]
-        others = [name for name in sold if hardware_name(name) in refused]
-    elif len(run.asked.regions) > 1:
-        wanted = sold_types(wanted, offers)
-    # Where all were tried, they are tried again.
-    return [name for name in wanted if name not in without] or wanted, others
+    sold, is_one_of_several = sold_types(wanted, offers), len(regions.rented) > 1
+    if run.asked.device_types:
+        return (sold if is_one_of_several else wanted), []
+    rented_from = provider_of(run.workspace, run.asked.provider, region=region)
+    refused = not_rentable(rented_from, is_one_of_several=is_one_of_several)
+    rentable = [name for name in sold if hardware_name(name) not in refused]
+    return rentable, [name for name in sold if hardware_name(name) in refused]
 
 
 def _precisions_of(run: OpenedRun) -> tuple[str, ...]:

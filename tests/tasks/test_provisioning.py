@@ -238,6 +238,12 @@ def test_device_types_without_an_image_are_not_rentable(rented_from, missing, re
     assert not_rentable(rented_from).keys() == refused
 
 
+def test_a_region_without_any_image_has_no_device_types_where_it_is_one_of_several(rented_from):
+    rented_from.missing = {"x86_64": "make one", "arm64": "make one"}
+
+    assert not_rentable(rented_from, is_one_of_several=True).keys() == DEVICE_TYPES.keys()
+
+
 def test_a_named_device_type_without_an_image_is_refused_with_what_makes_one(rented_from):
     rented_from.missing = {"arm64": "no image; run make-image"}
 
