@@ -100,15 +100,20 @@ def labelled_lines(pairs: Iterable[tuple[str, str]], *, indent: str = "  ", widt
     ]
 
 
+_LEAST_USD = 1e-6
+
+
 def usd_text(usd: float) -> str:
-    """Return an amount with cents, or where it is small, with three digits that count.
+    """Return an amount with cents, or where it is small, with three digits that count; below a millionth it is 0.
 
     Example:
         >>> usd_text(1234.5), usd_text(0.0123), usd_text(0.0000504)
         ('1,234.50 USD', '0.0123 USD', '0.0000504 USD')
     """
-    if abs(usd) >= 1 or usd == 0:
+    if abs(usd) >= 1:
         return f"{usd:,.2f} USD"
+    if abs(usd) < _LEAST_USD:
+        return "0.00 USD"
     # Fixed, as exponents are read by few.
     return f"{Decimal(f'{usd:.3g}'):f} USD"
 

@@ -13,7 +13,7 @@ from typing import Any
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import MIN_SLOT_ROWS, FeatureSpec
 from heterps_core.data.schema import DataSchema
-from heterps_core.device_types import get_device_type, hardware_of
+from heterps_core.device_types import OWN_DEVICE_TYPES, get_device_type, hardware_of
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind
 from heterps_core.models import CTR_MODELS
@@ -24,6 +24,7 @@ from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCa
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.profile_cache import local_profiles, with_estimates
+from heterps_core.profiling.replica_path import ReplicaPath
 from heterps_core.training.job import PRODUCTION_ROWS_PER_SLOT, default_batch_size, default_microbatches
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
@@ -200,7 +201,8 @@ def profile_layers(
 ) -> ProfiledModel:
     """Time each layer alone on this machine, and estimate the device types that are not at hand.
 
-    Where they are this machine's own (`is_here`), its cores have these times, and its cards are measured as well.
+    Where it is trained on this machine (`is_here`), its own cores have the times of what a single stage trains at
+    once, its cards are measured as well, and replicas exchange rows as those of a dry run do.
 
     The profiling batch is a micro-batch, which is what is trained at once: that of the data for the dry run, and
     that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
@@ -219,8 +221,11 @@ def profile_layers(
     graph = trace_model(request)
     planned_graph = trace_model(replace(request, features=job.features))
     large_request = replace(request, batch_size=_rows_of_microbatch(job.batch_size))
+    if is_here:
+        large_request = dry_run_request(large_request, job.batch_size)
+    requests = (large_request if is_here else dry_run_request(request, batch_size), large_request)
     local_profile, large_profile = local_profiles(
-        [dry_run_request(request, batch_size), large_request], graph, cache_directory=cache
+        requests, graph, cache_directory=cache, has_replica_path=not is_here
     )
     profiles = with_estimates(graph, large_profile, device_types)
     if is_here:
@@ -247,14 +252,25 @@ def _profiles_here(
     measured: LayerProfile,
     device_types: Sequence[str],
 ) -> dict[str, LayerProfile]:
-    """Return the profile of this machine's cores, whose stages share memory; its cards are measured where none is."""
+    """Return the profile of this machine's cores, whose workers share memory; cards are measured where none is."""
     known = _measured_device_types(workspace, request, graph, device_types)
     profiles = {}
+    exchange = measured.memory_sum
+    path = ReplicaPath(
+        message_seconds=0.0,
+        peer_seconds=exchange.peer_seconds,
+        table_seconds=2 * exchange.peer_seconds,
+        byte_seconds=exchange.byte_seconds,
+        relative_error=1.0,
+    )
     for hardware in map(get_device_type, device_types):
+        if hardware.name not in OWN_DEVICE_TYPES:
+            continue
         if hardware.kind is DeviceKind.CPU:
             profiles[hardware.name] = replace(
                 measured,
                 device_type=hardware.name,
+                measured_replica_path=path,
                 network_boundary=measured.memory_boundary,
                 network_sum=measured.memory_sum,
             )

@@ -186,7 +186,7 @@ def log_rented_price(run: OpenedRun) -> None:
         [region, *_] = Regions.of(run.workspace, RENTED_AS, run.asked.regions, data=run.asked.data).rented
         offers, _ = offers_now(run.workspace, RENTED_AS, known, regions=[region])
         sold = sold_types(known, offers[region])
-        profiled = _profiled(run, job, sold, _precisions_of(run)[0], is_here=False)
+        profiled = _profiled(run, job, sold, _precisions_of(run)[0], is_here=run.asked.provider == HERE)
         log_step(
             "rented", scheduling.price_on(offers[region], profiled, job, sold, num_epochs=run.asked.epochs)
         )

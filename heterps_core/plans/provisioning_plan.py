@@ -168,9 +168,14 @@ class ProvisioningPlan(JsonDocument):
     @property
     def machines(self) -> str:
         """The instances for people, such as "2 x c7i.large + 1 x g4dn.xlarge on spot"."""
+        counts: Counter[InstanceOffer] = Counter()
+        for group in self.groups:
+            counts[group.offer] += group.count
+        # Stages share this machine, where there is one.
         return " + ".join(
-            f"{group.count} x {group.offer.instance_type.name}{' on spot' * (group.offer.market is Market.SPOT)}"
-            for group in self.groups
+            f"{min(count, offer.count or count)} x {offer.instance_type.name}"
+            f"{' on spot' * (offer.market is Market.SPOT)}"
+            for offer, count in counts.items()
         )
 
     @property

@@ -104,11 +104,16 @@ def keep_profile(path: Path, profile: JsonDocument) -> None:
 
 
 def local_profiles(
-    requests: Sequence[ProfileRequest], graph: ModelGraph, *, cache_directory: Path | None
+    requests: Sequence[ProfileRequest],
+    graph: ModelGraph,
+    *,
+    cache_directory: Path | None,
+    has_replica_path: bool = True,
 ) -> list[LayerProfile]:
     """Return this machine's profile for each request, kept or measured; the requests differ in batch size alone.
 
-    The cost of an exchange of rows belongs to the machine and stands in a file of its own. The graph is that of
+    The cost of an exchange of rows belongs to the machine and stands in a file of its own; its measurement takes 21
+    s of processor time, and is left out where nothing asks for it. The graph is that of
     `layer_profiler.trace_model`; without a cache directory nothing is kept.
 
     Raises:
@@ -137,6 +142,8 @@ def local_profiles(
         if cache_directory is not None:
             for request, profile in zip(missing, measured, strict=True):
                 keep_profile(cache_directory / names[request], profile)
+    if not has_replica_path:
+        return [found[request] for request in requests]
     path = _local_replica_path(machine, software, now, cache_directory)
     return [replace(found[request], measured_replica_path=path) for request in requests]
 

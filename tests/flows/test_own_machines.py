@@ -13,7 +13,6 @@ from infra.ledger.ledger import EntryState, Ledger
 from infra.providers import get_provider
 from infra.workspace import HOME_VARIABLE
 from tasks.clusters import bills_of_run
-from tasks.records.past_runs import past_trainings
 from tasks.reports.bills import bill_text
 
 SETTINGS = {"provider": "here", "batch_size": 128, "scheduler": "exact"}
@@ -40,10 +39,9 @@ def test_a_night_here_trains_for_nothing_what_was_planned_and_says_its_price_on_
     assert {(each.provider, each.device_type, each.state) for each in entries} == {
         ("here", "cpu-here", EntryState.ENDED)
     }
-    [past] = past_trainings(workspace, most=1)
-    [stage] = json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]["stages"]
-    assert past.plan == f"{stage['num_replicas']} x cpu-here"
-    assert 1 <= stage["num_replicas"] <= num_cores()
+    stages = json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]["stages"]
+    assert {stage["device_type"] for stage in stages} == {"cpu-here"}
+    assert sum(stage["num_replicas"] for stage in stages) <= num_cores()
     [bill] = bills_of_run(workspace, "here", run_id)
     assert (bill.total_usd, bill.is_dry_run) == (0.0, False)
     assert "provider here, charged: 0" in bill_text(bill)
