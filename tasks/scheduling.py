@@ -28,6 +28,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import usd_text
 from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
 from heterps_core.units import SECONDS_PER_MINUTE
+from infra.prices.service_charges import RATES, Rates
 from tasks.planning.deadline import Deadline, PlanningTime
 from tasks.planning.extra_costs import job_extra_costs, pause_share
 from tasks.planning.table_disks import with_table_disks
@@ -58,6 +59,7 @@ def make_problems(
     num_epochs: int,
     throughput_floor_samples_per_s: float,
     extra_costs: ExtraCosts | None = None,
+    rates: Rates = RATES,
     update_mode: str | None = None,
     wire_dtype: str = "float32",
 ) -> list[SchedulingProblem]:
@@ -101,7 +103,9 @@ def make_problems(
         )
         # Tables with dynamic ids are in memory.
         is_in_memory = profiled.planned_request.features.dynamic_ids is not None
-        problem = in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone)
+        problem = (
+            in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone, rates)
+        )
         caps = {name: offer_choice.most_units(name, in_zone) for name in problem.device_types}
         problems.append(with_enough_units(problem, caps))
     return problems

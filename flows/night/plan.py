@@ -290,6 +290,7 @@ class _PlanSearch:
                 rates=self.rates,
                 crossing=self.crossing,
             ),
+            rates=self.rates,
             update_mode=asked.update_mode,
             wire_dtype=wire_dtype,
         )

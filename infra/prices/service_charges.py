@@ -60,7 +60,7 @@ RATES: Rates = {
         "GB", 0.02, "aws.amazon.com/ec2/pricing, data transfer from us-east-1 to another region"
     ),
 }
-"""Of us-east-1; those that a refresh has found for a region count there (`region_rates.py`)."""
+"""List prices of us-east-1. A refresh replaces them for the regions that it asks (`region_rates.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -69,12 +70,12 @@ NO_DISKS: Mapping[int, ReplicaDisk] = {}
 
 
 def with_table_disks(
-    problem: SchedulingProblem, graph: ModelGraph, offers: Sequence[InstanceOffer]
+    problem: SchedulingProblem, graph: ModelGraph, offers: Sequence[InstanceOffer], rates: Rates = RATES
 ) -> SchedulingProblem:
     """Return the problem with a disk at every core, where some unit cannot hold all tables.
 
     Cards have none: their tables lie in their own memory. A core has its share of its instance's own disks where
-    their speed is known, else of a volume that is bought.
+    their speed is known, else of a volume that is bought at the region's rates.
     """
     table_bytes = sum(layer.state_bytes for layer in graph.layers if layer.is_sharded)
     if all(unit.usable_bytes >= table_bytes for unit in problem.device_types.values()):
@@ -92,16 +93,16 @@ def with_table_disks(
             for costs, layer in zip(problem.layers, graph.layers, strict=True)
         ),
         device_types={
-            name: _with_disk(name, unit, offers) if is_cpu(name) else unit
+            name: _with_disk(name, unit, offers, rates) if is_cpu(name) else unit
             for name, unit in problem.device_types.items()
         },
     )
 
 
-def _with_disk(name: str, unit: UnitType, offers: Sequence[InstanceOffer]) -> UnitType:
+def _with_disk(name: str, unit: UnitType, offers: Sequence[InstanceOffer], rates: Rates) -> UnitType:
     hardware = get_device_type(name)
     if not hardware.local_disk_bytes_per_s:
-        return _with_volume(unit, disk_bytes_per_s(name, offers))
+        return _with_volume(unit, disk_bytes_per_s(name, offers), rates)
     return _sweeping(
         unit,
         name=OWN_DISK,
@@ -110,7 +111,7 @@ def _with_disk(name: str, unit: UnitType, offers: Sequence[InstanceOffer]) -> Un
     )
 
 
-def _with_volume(unit: UnitType, share_bytes_per_s: float) -> UnitType:
+def _with_volume(unit: UnitType, share_bytes_per_s: float, rates: Rates) -> UnitType:
     """Return a unit with a volume as fast as its share of what its instance moves, where that is known.
 
     The share is that of the family's largest size, which smaller ones keep up all day; their own figures are
@@ -128,10 +129,11 @@ def _with_volume(unit: UnitType, share_bytes_per_s: float) -> UnitType:
     one_unit = InstanceSize(name="a unit", units=1, price_usd_per_hour=unit.price_usd_per_hour)
     sold = min(small or [one_unit], key=lambda size: (size.price_usd_per_hour / size.units, -size.units))
     mib_per_s = math.ceil(sold.units * bytes_per_s / BYTES_PER_MIB)
+    price = partial(table_disk_usd_per_hour, rates=rates)
     unit = replace(
         unit,
-        disk_usd_per_hour=table_disk_usd_per_hour(gigabytes=0, mib_per_s=mib_per_s) / sold.units,
-        disk_usd_per_gb_hour=table_disk_usd_per_hour(gigabytes=1 + FREE_SHARE, mib_per_s=INCLUDED_MIB_PER_S),
+        disk_usd_per_hour=price(gigabytes=0, mib_per_s=mib_per_s) / sold.units,
+        disk_usd_per_gb_hour=price(gigabytes=1 + FREE_SHARE, mib_per_s=INCLUDED_MIB_PER_S),
         instances=small,
         on_demand_instances=unit.on_demand_instances
         and tuple(size for size in unit.on_demand_instances if size.units <= most_units),

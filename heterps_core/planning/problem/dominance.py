@@ -2,9 +2,9 @@
 
 Claim: where `costs_no_less(problem, other)`, each plan of the problem is a plan of the other one, and costs no less.
 Proof: but for prices, interruptions, extra costs and the floor both are equal, so a plan takes the same time, needs
-the same memory and is within the same caps; the other floor is no higher. Units are sold in the same sizes for no
-more, so the cheapest instances for any number of units, with one machine on-demand or without, cost no more. The
-cost (x h + x0) (R + r0 + w / (x + x0)) + fixed of `cost_model/objective.py` does not fall with the price R of the
+the same memory and is within the same caps; the other floor is no higher. Units and their disks are sold in the same
+sizes for no more, so the cheapest ones for any number of units, with one machine on-demand or without, cost no more.
+The cost (x h + x0) (R + r0 + w / (x + x0)) + fixed of `cost_model/objective.py` does not fall with the price R of the
 instances, with the interruptions in h, or with any of the extra costs.
 """
 
@@ -44,6 +44,8 @@ def _free(unit: UnitType) -> UnitType:
         instances=free(unit.instances),
         on_demand_instances=unit.on_demand_instances and free(unit.on_demand_instances),
         interruptions_per_hour=0.0,
+        disk_usd_per_hour=0.0,
+        disk_usd_per_gb_hour=0.0,
     )
 
 
@@ -53,4 +55,5 @@ def _charges(problem: SchedulingProblem) -> Iterator[float]:
     yield from astuple(problem.extra_costs)
     for _, unit in sorted(problem.device_types.items()):
         yield from (unit.price_usd_per_hour, unit.interruptions_per_hour)
+        yield from (unit.disk_usd_per_hour, unit.disk_usd_per_gb_hour)
         yield from (size.price_usd_per_hour for size in (*unit.instances, *(unit.on_demand_instances or ())))

@@ -18,6 +18,7 @@ from heterps_core.planning.provisioning.offer_choice import instance_sizes
 from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
+from infra.prices.service_charges import RATES
 from tasks.planning.table_disks import (
     HOT_SHARES,
     VOLUME,
@@ -85,6 +86,9 @@ def test_every_core_has_a_volume_at_its_share_of_what_the_instance_moves():
     # One core uses less than the throughput that a volume includes; a fiftieth of its room is its file system's.
     assert units["cpu-c7i"].disk_usd_per_hour == 0
     assert units["cpu-c7i"].disk_usd_per_gb_hour == pytest.approx(1.02 * 0.08 / 730)
+    dearer = {**RATES, "disks": RATES["disks"]._replace(usd_per_unit=0.152)}
+    units = with_table_disks(problem, graph, offers, dearer).device_types
+    assert units["cpu-c7i"].disk_usd_per_gb_hour == pytest.approx(1.02 * 0.152 / 730)
 
 
 def test_cores_with_disks_come_in_instances_whose_volume_is_fast_enough_for_all():
