@@ -1,4 +1,4 @@
-"""This machine in words and numbers: what a profile was measured on, and with which software.
+"""The hardware and the software of this machine, which profiles record.
 
 No torch here unless there is a card, so that a cached profile can be looked up at once.
 """

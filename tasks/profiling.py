@@ -104,7 +104,7 @@ class ProfiledModel:
     """For the planned graph, at the micro-batches of the planned job."""
 
     planned_request: ProfileRequest
-    """What `profiles` were measured or estimated for, with the tables of the data at hand."""
+    """The request of `profiles`, with the tables of the data at hand."""
 
     measured: Mapping[str, DeviceProfile] = field(default_factory=dict)
     """Device types of `profiles` that such a machine was rented for, which still counts."""
@@ -206,7 +206,7 @@ def profile_layers(
 
     The profiling batch is a micro-batch, which is what is trained at once: that of the data for the dry run, and
     that of the planned job for the plan, since small batches cost more for each sample, most of all on a GPU.
-    `trained_with` has other values of the `ProfileRequest`: what is measured is what is trained.
+    `trained_with` has further values of the `ProfileRequest`, so that the profiler measures the trained model.
 
     Raises:
         UnknownNameError, ConfigurationError: The model or a device type cannot be used.
@@ -341,7 +341,7 @@ def dry_run_request(request: ProfileRequest, batch_size: int) -> ProfileRequest:
 
 
 def _rows_of_microbatch(batch_size: int) -> int:
-    """Return what a layer sees at once in a pipeline of two stages or more."""
+    """Return the rows of a micro-batch in a pipeline of two stages or more."""
     return batch_size // default_microbatches(batch_size, num_stages=2)
 
 

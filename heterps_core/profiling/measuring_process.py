@@ -43,7 +43,7 @@ class ProfileRequest(JsonDocument):
 
     features: FeatureSpec
     batch_size: int
-    """B_o, samples of one profiling batch, at least 2; best what is trained at once: a micro-batch."""
+    """B_o, samples of one profiling batch, at least 2; best a micro-batch, which a stage trains at once."""
 
     num_threads: int = 1
     """Threads of a worker; one, where a unit is one core."""
@@ -86,7 +86,7 @@ def measure_in_fresh_process(*requests: ProfileRequest) -> list[LayerProfile]:
     """Measure a model on this machine, for requests that differ in batch size alone; see `layer_profiler.measure`.
 
     Raises:
-        HeterpsError: The process failed or hung; the message holds the end of what it said.
+        HeterpsError: The process failed or hung; the message holds the end of its output.
         OutOfMemoryError: The kernel killed it for lack of memory.
     """
     documents = _measured(

@@ -1,4 +1,4 @@
-"""What the exchange of rows among replicas costs the processor of each, as a law of four terms. No torch here.
+"""Processor time of a replica for the exchange of rows, as a law of four terms. No torch here.
 
 With k replicas a step of B samples and t tables takes a replica, beside the work of a single process on as many
 samples as each replica has,
@@ -23,7 +23,7 @@ from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.training.job import ROWS_AT_ONCE
 
 MESSAGES_OF_STEP = 2
-"""Rows and gradients, whatever the number of tables (`embeddings/row_exchange.py`)."""
+"""Rows and gradients, for any number of tables (`embeddings/row_exchange.py`)."""
 
 MOST_RELATIVE_ERROR = 0.2
 """Largest error of a law that counts for long: 0.02 to 0.12 in 12 measurements at a load of 20 to 30 on 2 cores."""

@@ -1,4 +1,4 @@
-"""How long things take: warm-up, repeats within a time budget, median and spread.
+"""Times of phases: warm-up, repeats within a time budget, median and spread.
 
 All phases run in turns, round after round, so a slow second slows all alike, and caches are as in training.
 """

@@ -1,4 +1,4 @@
-"""What a boundary between two stages costs the processor of a worker, measured with the trainer's own stages.
+"""Processor time of a worker for a boundary between two stages, measured with the trainer's own stages.
 
 Two processes train the two halves of a small model, each also the whole of it alone; the difference is the
 boundary's: its messages, and the passes that a second stage begins and ends. Between messages workers compute, which
@@ -55,7 +55,7 @@ class _Halves(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """What crosses in a step; activations forward, their gradients back."""
+        """Bytes that cross in a step: activations forward, their gradients back."""
         width = self.hidden_widths[self.num_hidden - 1]
         return 2 * NUM_MICROBATCHES * self.num_rows * width * BYTES_PER_FLOAT32
 

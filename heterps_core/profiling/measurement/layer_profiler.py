@@ -89,8 +89,8 @@ def trace_model(request: ProfileRequest) -> ModelGraph:
 def measure(requests: Sequence[ProfileRequest]) -> list[LayerProfile]:
     """Measure a model in this process, whose number of threads it changes; requests differ in batch size alone.
 
-    On a CUDA device the clock waits for what was begun. Links are the host's there too: between machines and to other
-    stages rows go through its memory.
+    On a CUDA device the clock waits for all work that was begun. Its links are the host's too: rows to other machines
+    and other stages go through the host's memory.
     """
     first = requests[0]
     device = CPU

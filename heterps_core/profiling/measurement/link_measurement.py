@@ -1,4 +1,4 @@
-"""How fast two processes of this machine exchange tensors, and the cost of a boundary between stages."""
+"""Latency and bandwidth between two processes of this machine, and the cost of a boundary between stages."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _undisturbed_seconds(operation: Callable[[torch.Tensor], object], num_floats
     """Return the time that a tenth of the repeats keeps.
 
     Two processes and their gloo threads need two cores at the same moment: where another program takes one, a
-    message waits for its time slice of 4 ms, and the median tells of that program and not of the link.
+    message waits for its time slice of 4 ms, and the median shows that program and not the link.
     """
     floats = torch.zeros(num_floats)
     # Both processes repeat as often; a limit by time would let one leave while the other waits.

@@ -1,4 +1,4 @@
-"""How fast this machine computes and copies, with the trainer's own products."""
+"""Rates of this machine's products, as the trainer makes them, and of its copies."""
 
 from __future__ import annotations
 

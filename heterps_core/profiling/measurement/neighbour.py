@@ -43,7 +43,7 @@ class Neighbour:
 
 @contextmanager
 def neighbour_process(prepare: Callable[[], Callable[[], object]]) -> Iterator[Neighbour]:
-    """Fork the second process and end it whatever happens.
+    """Fork the second process, and end it on every way out.
 
     A fork has loaded torch. No thread must run yet.
 

@@ -1,4 +1,4 @@
-"""What the sum of a batch's dense gradients costs the processor of a replica, measured with the trainer's own.
+"""Processor time of a replica for the sum of a batch's dense gradients, measured with the trainer's own sum.
 
 Two processes each train a small and a large model, and sum their gradients before the updates: layers and updates
 take the caches meanwhile.

@@ -1,4 +1,4 @@
-"""What is timed of a model: each layer as a stage of its own, and the whole step of a worker that trains alone.
+"""The timed parts of a model: each layer as a stage of its own, and the whole step of a worker that trains alone.
 
 Each layer gets the input that the layers before it produced, because hooks inside a running model miss what an
 embedding does in autograd.
@@ -57,7 +57,7 @@ class _TimedLayer:
         self._gradient = torch.randn_like(self.leaving) / len(self.leaving)
 
     def phases(self, prefix: str) -> list[Phase]:
-        """Return what a round runs."""
+        """Return the phases of a round."""
         phases = [
             Phase(None, self._prepare),
             Phase(f"{prefix}/forward", self._forward),
@@ -155,7 +155,7 @@ class WorkerSteps:
             self._batches = self._fed(held)
 
     def phases(self, prefix: str) -> list[Phase]:
-        """Return what a step runs: the passes, and the updates."""
+        """Return the phases of a step: the passes and the updates."""
         return [Phase(f"{prefix}/passes", self._run_passes), Phase(f"{prefix}/updates", self._update)]
 
     def take(self) -> None:
