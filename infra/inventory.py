@@ -26,7 +26,7 @@ from heterps_core.hardware import (
     InstanceType,
     Market,
 )
-from heterps_core.json_codec import JsonDocument, JsonForm, to_json
+from heterps_core.json_codec import JsonDocument, JsonForm, check_fields, to_json
 from heterps_core.units import BYTES_PER_S_PER_MBIT_PER_S
 from infra.prices.price_catalogue import PriceFile
 from infra.workspace import Workspace
@@ -81,6 +81,7 @@ class MachineKind(JsonDocument):
     """How the home names these machines: Slurm partition, features or gres, Ray resources or labels."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.home not in HOMES:
             raise UnknownNameError("home of machines", self.home, HOMES)
         if not _KIND.fullmatch(self.kind) or re.search("cpu|gpu|spot", self.kind):

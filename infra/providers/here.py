@@ -13,7 +13,7 @@ from infra.workspace import Workspace
 
 _WEEK_S = 7 * 24 * 3600
 _NETWORK_GBIT_PER_S = 1000.0
-"""Of the memory that stages share, whose copies take the cores' time."""
+"""Bandwidth of the memory that stages share: no bound, as its copies take the cores' time."""
 
 
 class HereProvider(LocalProvider):

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from heterps_core.device_types import DEVICE_TYPES, in_markets
+from heterps_core.device_types import DEVICE_TYPES, OWN_DEVICE_TYPES, in_markets
 from heterps_core.errors import (
     BudgetExceededError,
     ConfigurationError,
@@ -14,6 +14,7 @@ from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from infra.billing.caps import Caps
+from infra.inventory import MachineKind
 from infra.prices.price_catalogue import PriceCatalogue, write_refreshed
 from infra.providers.local import LocalProvider
 from tasks.provisioning import (
@@ -264,3 +265,24 @@ def test_a_machine_that_is_owned_is_bought_for_nothing(caps):
 
     assert (bought.cloud_plan.price_usd_per_hour, bought.predicted_cost_usd) == (0.0, 0.0)
     assert bought.cloud_plan.only(["stage0-node0"]).price_usd_per_hour == 0.0
+
+
+def test_stages_on_one_kind_of_own_machine_need_no_more_of_them_than_there_are():
+    """Of three machines with four units two stages of five take two each, whatever their units add up to."""
+    kind = MachineKind(
+        kind="epyc",
+        home="slurm",
+        count=3,
+        cores=4,
+        memory_gb=16,
+        price_usd_per_hour=0.0,
+        network_gbit_per_s=10,
+    )
+    OWN_DEVICE_TYPES.update({each.name: each for each in kind.device_types()})
+    two_stages = (Stage(0, 0, "cpu-epyc", 5), Stage(1, 1, "cpu-epyc", 5))
+    plan = replace(planned(), stages=two_stages, price_usd_per_hour=0.0, cost_usd=0.0)
+
+    with pytest.raises(
+        ProvisioningError, match=r"need 4 machines of epyc\.4, each its own, but there are 3; "
+    ):
+        provision.fn(plan, [*kind.offers()], provider="slurm", caps=Caps())
