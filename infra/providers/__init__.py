@@ -7,6 +7,7 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Provider
 from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
+from infra.providers.ray import RayProvider
 from infra.providers.slurm import SlurmProvider
 from infra.workspace import Workspace
 
@@ -14,6 +15,7 @@ PROVIDERS: dict[str, type[Provider]] = {
     "aws": AwsEc2Provider,
     "here": HereProvider,
     "local": LocalProvider,
+    "ray": RayProvider,
     "slurm": SlurmProvider,
 }
 

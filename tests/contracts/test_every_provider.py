@@ -1,4 +1,4 @@
-"""One suite that every listed provider must pass: processes of this machine, EC2 as moto serves it, real Slurm."""
+"""One suite that every listed provider must pass: on this machine, EC2 as moto serves it, real Ray and real Slurm."""
 
 import uuid
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from infra.providers import PROVIDERS, Provider, get_provider, provider_of
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, moto_ec2, plan
 from tests.moto_server import REGION
+from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
 
 NO_CAPS = Caps()
@@ -68,10 +69,22 @@ def slurm_environment():
         yield cluster.environment
 
 
-ENVIRONMENTS = {"aws": "aws_environment", "slurm": "slurm_environment"}
+@pytest.fixture(scope="module")
+def ray_started():
+    with ray_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray_environment(ray_started):
+    with ray_started.entered():
+        yield ray_started.environment
+
+
+ENVIRONMENTS = {"aws": "aws_environment", "ray": "ray_environment", "slurm": "slurm_environment"}
 """Fixtures of the servers that a provider asks."""
 
-MARKS = {"slurm": [pytest.mark.slow, pytest.mark.root]}
+MARKS = dict.fromkeys(("ray", "slurm"), (pytest.mark.slow, pytest.mark.root))
 
 
 @pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in PROVIDERS])
@@ -258,5 +271,7 @@ def test_refuses_a_run_id_that_could_lead_elsewhere(bench, run_id):
 
 
 def test_an_unknown_provider_is_answered_with_the_known_ones():
-    with pytest.raises(UnknownNameError, match=r"known are: aws, here, local, slurm\. Did you mean 'local'"):
+    with pytest.raises(
+        UnknownNameError, match=r"known are: aws, here, local, ray, slurm\. Did you mean 'local'"
+    ):
         get_provider("locla")

@@ -16,15 +16,22 @@ from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.providers.here import HereProvider
+from infra.providers.ray import RayProvider
 from infra.providers.slurm import SlurmProvider
 from infra.workspace import Workspace
 from tests.heterps_core.training.node_processes import NUM_STEPS, TINY, make_job, prepare_clicks, trained
+from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(600)]
 
 KINDS = ("epyc", "xeon", "arm")
 RUN_ID = "r1"
+SELECTORS = {
+    "here": lambda name: {},
+    "ray": lambda name: {"resource": name},
+    "slurm": lambda name: {"features": name},
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +42,12 @@ def dataset(tmp_path_factory):
 @pytest.fixture(scope="module")
 def cluster():
     with slurm_cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def ray_machines():
+    with ray_cluster() as started, started.entered():
         yield started
 
 
@@ -54,7 +67,7 @@ def kinds_of(home):
             cores=2,
             memory_gb=4.0,
             price_usd_per_hour=0.1,
-            selector={"features": name} if home == "slurm" else {},
+            selector=SELECTORS[home](name),
         )
         for name in KINDS
     ]
@@ -121,7 +134,7 @@ def losses(training):
     return [step.loss for step in training.steps]
 
 
-def test_three_kinds_train_as_here(commands, dataset, tmp_path):
+def test_three_kinds_train_on_slurm_as_here(commands, dataset, tmp_path):
     here = Home(HereProvider, tmp_path / "here", dataset).train()
     slurm = Home(SlurmProvider, tmp_path / "slurm", dataset)
 
@@ -134,6 +147,22 @@ def test_three_kinds_train_as_here(commands, dataset, tmp_path):
     assert commands.queue() == []
     assert {entry.state for entry in slurm.ledger.entries()} == {EntryState.ENDED}
     assert [entry.price_usd_per_hour for entry in slurm.ledger.entries()] == [0.1] * 3
+
+
+def test_three_kinds_train_on_ray_as_here(ray_machines, dataset, tmp_path, monkeypatch):
+    here = Home(HereProvider, tmp_path / "here", dataset).train()
+    for name, value in ray_machines.environment.items():
+        monkeypatch.setenv(name, value)
+    ray = Home(RayProvider, tmp_path / "ray", dataset)
+
+    there = ray.train()
+
+    assert len(there.steps) == NUM_STEPS
+    assert losses(there) == pytest.approx(losses(here), abs=1e-6)
+    assert there.quality.auc == pytest.approx(here.quality.auc, abs=1e-6)
+    assert there.quality.log_loss == pytest.approx(here.quality.log_loss, abs=1e-6)
+    assert ray.provider.list_instances() == ()
+    assert {entry.state for entry in ray.ledger.entries()} == {EntryState.ENDED}
 
 
 @pytest.mark.weekly

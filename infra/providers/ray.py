@@ -1,0 +1,497 @@
+"""Ray as a provider: the machines of a launch are one placement group, and each node a process of an actor in it.
+
+Ray places a group whole or not at all; a pending group is a request to its autoscaler. Group and actors are not
+detached: they belong to the process of the flow, and Ray ends them seconds after its death, sooner than a lease
+would; detached ones would need an end of their own. Other processes find the actors by name, and ask them for kind,
+lease and address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any, ClassVar, NamedTuple, Self
+
+from heterps_core.cluster import Cluster, Node
+from heterps_core.errors import ProvisioningError
+from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from heterps_core.training.node import NODE_ID_VARIABLE
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
+from infra.checks import Check, tried
+from infra.inventory import MachineKind
+from infra.ledger.ledger import Ledger
+from infra.ledger.ledger_entry import Instance
+from infra.providers.base import InsufficientCapacityError, Provider
+from infra.providers.launching import Started, launched_together
+from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store, run_of_launch
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_NAMESPACE = "heterps"
+_ANSWER_LIMIT_S = 15.0
+_END_LIMIT_S = 60.0
+_POLL_INTERVAL_S = 0.1
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+_WAIT_S = 600.0
+_LEAST = 0.001
+"""Of a resource that marks a kind of machines; such a resource counts nothing."""
+
+_WITH_ACTOR = """
+(
+  trap '' TERM USR1
+  read -r _
+  kill -TERM -- -$$
+  for _ in {1..20}; do kill -0 $$ && sleep 0.25; done
+  kill -KILL -- -$$
+) <&0 >/dev/null 2>&1 &
+exec "$@" </dev/null
+"""
+"""Starts a command that ends when its input does, which its actor holds: Ray kills an actor's own children alone."""
+
+_OWN_RESOURCES = re.compile(
+    r"CPU|GPU|memory|object_store_memory|node:.*|accelerator_type:.*|bundle_.*|.*_group_.*"
+)
+
+
+class _Held(NamedTuple):
+    """A group of this process, and its actors: Ray ends an actor once nobody holds it."""
+
+    group: Any
+    bundles: Mapping[tuple[str, str], int]
+    """Numbers of bundles by node and kind of machine."""
+
+    actors: list[Any]
+
+
+_HELD: dict[str, _Held] = {}
+"""By launch."""
+
+
+class RayProvider(Provider):
+    """Runs each node on a machine of the Ray cluster at RAY_ADDRESS, as a process of an actor.
+
+    Args:
+        workspace: Its inventory has a resource or labels of each kind of machine.
+        wait_s: Longest wait for machines.
+    """
+
+    name: ClassVar[str] = "ray"
+    has_inventory: ClassVar[bool] = True
+    machines_text: ClassVar[str] = "machines of Ray"
+
+    def __init__(self, workspace: Workspace, *, wait_s: float = _WAIT_S) -> None:
+        self._workspace = workspace
+        self._wait_s = wait_s
+        # One workspace does not look after the machines of another one.
+        self._mark = f"{zlib.crc32(str(workspace.root).encode()):08x}"
+
+    @classmethod
+    def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
+        """Make the provider; see `Provider.for_workspace`."""
+        return cls(workspace)
+
+    @classmethod
+    def run_location(cls, workspace: Workspace, run_id: str) -> str:
+        """Return a folder of the workspace, which all machines must share, or a place in the run store."""
+        return location_in_store(run_id) if has_run_store() else str(workspace.run_folder(run_id))
+
+    @classmethod
+    def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
+        """Return the nodes that are alike as a kind; see `Provider.found_machines`."""
+        with _asked() as ray:
+            sizes = Counter(_size_of(node["Resources"]) for node in ray.nodes() if node["Alive"])
+        kinds = (
+            _kind_of(*size, number, count) for number, (size, count) in enumerate(sorted(sizes.items()), 1)
+        )
+        return tuple(kind for kind in kinds if kind is not None)
+
+    @staticmethod
+    def is_set_up() -> bool:
+        """Tell whether a cluster is named; see `Provider.is_set_up`."""
+        return bool(os.environ.get(ADDRESS_VARIABLE))
+
+    def checks(self) -> Iterator[Check]:
+        """Check address, version and machines; see `Provider.checks`."""
+        yield tried("Ray cluster", lambda: f"{len(self._actors())} machines of heterps")
+        found = ", ".join
+        yield tried(
+            "Ray machines",
+            lambda: found(f"{kind.count} x {kind.kind}" for kind in self.found_machines(self._workspace)),
+        )
+        place = "the run store" if has_run_store() else "the workspace, which all machines must share"
+        yield tried("run directory", lambda: place)
+
+    def launch(
+        self,
+        plan: ProvisioningPlan,
+        *,
+        run_id: str,
+        lease_until: datetime,
+        bootstrap: Bootstrap,
+        ledger: Ledger,
+    ) -> Cluster:
+        """Place a group and start an actor in each of its bundles; see `Provider.launch`."""
+        selectors = {kind.kind: kind.selector for kind in self.kinds(self._workspace)}
+
+        def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
+            if not self._actors(run_id):
+                self._start(requests, selectors, run_id=run_id, lease_until=lease_until, bootstrap=bootstrap)
+            told = {name: answer for name, (_, answer) in self._actors(run_id).items()}
+            for request in requests:
+                answer = told[f"{run_id}/{request.node_id}"]
+                yield Started(answer["address"], f"{run_id}/{request.node_id}", answer["launched_at"])
+
+        def rendezvous(nodes: Sequence[Node]) -> str:
+            port = _FIRST_PORT + zlib.crc32(run_id.encode()) % _NUM_PORTS
+            return f"{nodes[0].address}:{port}"
+
+        return launched_together(self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=rendezvous)
+
+    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
+        """Return once the process of each actor is up; see `Provider.wait_until_ready`."""
+        deadline_s = time.monotonic() + timeout_s
+        nodes = {f"{cluster.run_id}/{node.node_id}" for node in cluster.nodes}
+        while True:
+            told = {name: answer for name, (_, answer) in self._actors(cluster.run_id).items()}
+            up = {name for name, answer in told.items() if answer["is_up"]}
+            alive = {name for name, answer in told.items() if answer["is_alive"]}
+            if missing := nodes - (up if time.monotonic() > deadline_s else alive):
+                raise ProvisioningError(
+                    f"{', '.join(sorted(missing))} must be up within {timeout_s:.0f} s, and ended before or did not "
+                    f"start; see nodes/*/console.log in the run directory, which all machines must share"
+                )
+            if nodes <= up:
+                return
+            time.sleep(_POLL_INTERVAL_S)
+
+    def renew_lease(self, run_id: str, *, until: datetime) -> None:
+        """Tell the actors of a run their lease; see `Provider.renew_lease`."""
+        actors = self._actors(run_id)
+        with _asked() as ray:
+            ray.get([actor.renew.remote(until) for actor, _ in actors.values()], timeout=_ANSWER_LIMIT_S)
+
+    def terminate(self, run_id: str) -> tuple[str, ...]:
+        """End the actors of a run and remove its group; see `Provider.terminate`."""
+        check_run_id(run_id)
+        ended = self._end(self._names(run_id))
+        with _asked() as ray, suppress(ValueError):
+            ray.util.remove_placement_group(ray.util.get_placement_group(f"{self._mark}/{run_id}"))
+        _HELD.pop(f"{self._mark}/{run_id}", None)
+        return ended
+
+    def terminate_instance(self, instance: Instance) -> None:
+        """End one actor; its bundle stays with the group; see `Provider.terminate_instance`."""
+        self._end([instance.provider_instance_id])
+
+    def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
+        """Return the actors that Ray knows by name; see `Provider.list_instances`."""
+        return tuple(
+            Instance(
+                provider_instance_id=name,
+                run_id=name.partition("/")[0],
+                node_id=name.partition("/")[2],
+                instance_type=answer["instance_type"],
+                launched_at=answer["launched_at"],
+                is_ended=False,
+                ended_at=None,
+                lease_until=answer["lease_until"],
+                is_owner_dead=False,
+                terms=None,
+            )
+            for name, (_, answer) in self._actors(run_id).items()
+        )
+
+    def _names(self, run_id: str | None = None) -> list[str]:
+        """Return the names of actors without this workspace's mark."""
+        with _asked() as ray:
+            named = ray.util.list_named_actors(all_namespaces=True)
+        marked = [each["name"].partition("/") for each in named if each["namespace"] == _NAMESPACE]
+        own = [name for mark, _, name in marked if mark == self._mark]
+        return sorted(name for name in own if run_id in (None, name.partition("/")[0]))
+
+    def _actors(self, run_id: str | None = None) -> dict[str, tuple[Any, dict[str, Any]]]:
+        """Return actors by name, with what they tell.
+
+        Raises:
+            ProvisioningError: Ray or an actor does not answer.
+        """
+        found = {}
+        names = self._names(run_id)
+        with _asked() as ray:
+            for name in names:
+                # One that has died since is no machine any more.
+                with suppress(ValueError, ray.exceptions.ActorDiedError):
+                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=_NAMESPACE)
+                    found[name] = (actor, ray.get(actor.tell.remote(), timeout=_ANSWER_LIMIT_S))
+        return found
+
+    def _placed(
+        self,
+        ray: Any,
+        requests: Sequence[NodeRequest],
+        selectors: Mapping[str, Mapping[str, Any]],
+        run_id: str,
+    ) -> _Held:
+        """Return a group with a bundle for each request, that of an earlier launch of the run where it has them.
+
+        Ray places the bundle of a lost machine anew, where a second group would wait for a second machine.
+
+        Raises:
+            InsufficientCapacityError: The group is not placed within the longest wait.
+        """
+        wanted = {
+            (request.node_id, request.offer.instance_type.name): n for n, request in enumerate(requests)
+        }
+        for launch, held in _HELD.items():
+            if (
+                run_of_launch(launch) == f"{self._mark}/{run_of_launch(run_id)}"
+                and wanted.keys() <= held.bundles.keys()
+            ):
+                return _Held(held.group, held.bundles, [])
+        bundles, labels = [], []
+        for machine in (request.offer.instance_type for request in requests):
+            selector = {**selectors.get(machine.family, {})}
+            resource, cards = selector.pop("resource", None), machine.accelerator_count
+            bundles.append(
+                {"CPU": machine.vcpus, "memory": machine.memory_bytes}
+                | ({"GPU": cards} if cards else {})
+                | ({str(resource): _LEAST} if resource else {})
+            )
+            labels.append(selector)
+        # Each bundle takes the cores of a whole machine, which is what spreads them.
+        group = ray.util.placement_group(
+            bundles,
+            strategy="SPREAD",
+            name=f"{self._mark}/{run_id}",
+            bundle_label_selector=labels if any(labels) else None,
+        )
+        if not group.wait(self._wait_s):
+            ray.util.remove_placement_group(group)
+            raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s))
+        return _Held(group, wanted, [])
+
+    def _start(
+        self,
+        requests: Sequence[NodeRequest],
+        selectors: Mapping[str, Mapping[str, Any]],
+        *,
+        run_id: str,
+        lease_until: datetime,
+        bootstrap: Bootstrap,
+    ) -> None:
+        """Start the actors of a launch in a group.
+
+        Raises:
+            InsufficientCapacityError: They are not placed within the longest wait.
+            ProvisioningError: Ray does not answer.
+        """
+        environment = node_environment(
+            bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
+        )
+        # The interpreter of an actor has torch where the cluster has it.
+        environment.pop("HETERPS_PYTHON")
+        node = ["bash", "-c", BOOTSTRAP_SCRIPT.read_text(), "bootstrap", *bootstrap.arguments]
+        command = ["bash", "-c", _WITH_ACTOR, "node", *node]
+        with _asked() as ray:
+            held = self._placed(ray, requests, selectors, run_id)
+            strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+            node_class = ray.remote(_node_class())
+            for request in requests:
+                machine = request.offer.instance_type
+                options = node_class.options(
+                    name=f"{self._mark}/{run_id}/{request.node_id}",
+                    namespace=_NAMESPACE,
+                    num_cpus=machine.vcpus,
+                    num_gpus=machine.accelerator_count,
+                    scheduling_strategy=strategy(
+                        placement_group=held.group,
+                        placement_group_bundle_index=held.bundles[request.node_id, machine.name],
+                    ),
+                )
+                own = {**environment, NODE_ID_VARIABLE: request.node_id}
+                held.actors.append(options.remote(machine.name, command, own, lease_until))
+            _HELD[f"{self._mark}/{run_id}"] = held
+            try:
+                ray.get([actor.tell.remote() for actor in held.actors], timeout=self._wait_s)
+            except ray.exceptions.GetTimeoutError as problem:
+                for actor in held.actors:
+                    ray.kill(actor)
+                raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s)) from problem
+
+    def _end(self, names: Sequence[str]) -> tuple[str, ...]:
+        """End actors with their processes, and wait until Ray does not know them.
+
+        Raises:
+            ProvisioningError: One is left, or Ray does not answer.
+        """
+        there = [name for name in self._names() if name in names]
+        with _asked() as ray:
+            for name in there:
+                with suppress(ValueError):
+                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=_NAMESPACE)
+                    with suppress(ray.exceptions.RayError):
+                        ray.get(actor.end.remote(), timeout=_ANSWER_LIMIT_S)
+                    ray.kill(actor)
+        deadline_s = time.monotonic() + _END_LIMIT_S
+        while left := {*there} & {*self._names()}:
+            if time.monotonic() > deadline_s:
+                raise ProvisioningError(
+                    f"{', '.join(sorted(left))} must end when they are killed, and did not; "
+                    f"look at them with ray list actors, the next sweep will try again"
+                )
+            time.sleep(_POLL_INTERVAL_S)
+        return tuple(there)
+
+
+def _not_placed(run_id: str, num_machines: int, wait_s: float) -> str:
+    return (
+        f"Ray did not place the {num_machines} machines of run {run_id} within {wait_s:.0f} s; see ray status, add "
+        f"machines, or plan with fewer"
+    )
+
+
+@contextmanager
+def _asked() -> Iterator[Any]:
+    """Yield the module ray, connected to the cluster, and say in one line what it answers with.
+
+    Raises:
+        ProvisioningError: It is not installed, there is no cluster at the address, or it does not answer.
+    """
+    ray = _connected()
+    try:
+        yield ray
+    except ray.exceptions.RayError as problem:
+        said = str(problem).strip().splitlines() or [type(problem).__name__]
+        raise ProvisioningError(
+            f"Ray did not answer: {said[0]}; see ray status, or try again later"
+        ) from problem
+
+
+def _connected() -> Any:
+    address = os.environ.get(ADDRESS_VARIABLE, "")
+    try:
+        import ray  # some seconds, for those who ask it
+        import ray.util.scheduling_strategies
+    except ImportError as problem:
+        raise ProvisioningError("provider ray needs the package ray; pip install 'heterps[ray]'") from problem
+    if ray.is_initialized():
+        return ray
+    host, _, port = address.rpartition(":")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        # Ray itself would try for a minute.
+        socket.create_connection((host, int(port)), timeout=_ANSWER_LIMIT_S).close()
+        ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
+    except (OSError, RuntimeError, ValueError) as problem:
+        said = " ".join(str(problem).split())
+        raise ProvisioningError(
+            f"{ADDRESS_VARIABLE} must be host:port of a Ray cluster of version {ray.__version__} that has this "
+            f"machine as a part, got {address!r}: {said}; set it to the address that ray status shows on the head"
+        ) from problem
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            # Ray's own would end this process in place of what is to happen.
+            signal.signal(signal.SIGTERM, before)
+    return ray
+
+
+def _node_class() -> type:
+    """Return the class of an actor; local, so that its code goes to the machines, which do not have heterps."""
+
+    class Node:
+        """Runs a node as a process that ends with it, and tells it of a drain."""
+
+        def __init__(
+            self, instance_type: str, command: list[str], environment: dict[str, str], lease_until: datetime
+        ) -> None:
+            import subprocess
+            import sys
+            import threading
+            from pathlib import Path
+
+            import ray
+
+            self.lease_until = lease_until
+            self.told = {
+                "instance_type": instance_type,
+                "launched_at": datetime.now(UTC),
+                "address": ray.util.get_node_ip_address(),
+            }
+            run_directory = environment["HETERPS_RUN_DIR"]
+            self.folder = None
+            console = Path("/dev/null")
+            if "://" not in run_directory:
+                self.folder = Path(run_directory) / "nodes" / environment["HETERPS_NODE_ID"]
+                self.folder.mkdir(parents=True, exist_ok=True)
+                (self.folder / "booted").unlink(missing_ok=True)
+                console = self.folder / "console.log"
+            with console.open("ab") as said:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=said,
+                    stderr=said,
+                    env={**os.environ, **environment, "HETERPS_PYTHON": sys.executable},
+                    start_new_session=True,
+                )
+            threading.Thread(target=self.watch_drain, daemon=True).start()
+
+        def watch_drain(self) -> None:
+            """Give the notice of a batch system where this machine is drained."""
+            import ray
+
+            own = ray.get_runtime_context().get_node_id()
+            while own not in ray._private.state.state.get_draining_nodes():
+                time.sleep(5.0)
+            os.killpg(self.process.pid, signal.SIGUSR1)
+
+        def tell(self) -> dict[str, Any]:
+            is_alive = self.process.poll() is None
+            is_up = is_alive and (self.folder is None or (self.folder / "booted").exists())
+            return {**self.told, "lease_until": self.lease_until, "is_alive": is_alive, "is_up": is_up}
+
+        def renew(self, until: datetime) -> None:
+            self.lease_until = until
+
+        def end(self) -> None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait(_END_LIMIT_S)
+
+    return Node
+
+
+def _size_of(resources: Mapping[str, float]) -> tuple[int, int, int, str, str]:
+    """Return what makes nodes alike: cores, bytes of memory in steps of 1e8, cards, their name and own resources."""
+    card = next((name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")), "")
+    own = sorted(name for name in resources if not _OWN_RESOURCES.fullmatch(name))
+    cores, cards = int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
+    return cores, int(resources.get("memory", 0) / 1e8), cards, card, own[0] if own else ""
+
+
+def _kind_of(
+    cores: int, memory: int, cards: int, card: str, resource: str, number: int, count: int
+) -> MachineKind | None:
+    """Return nodes as a kind; None where they have no cores to give, as a head often has none."""
+    if not cores or not memory:
+        return None
+    words = re.sub("cpu|gpu|spot", " ", f"ray {resource} {cores} {number}".lower())
+    return MachineKind(
+        kind="-".join(re.findall(r"[a-z0-9]+", words)),
+        home=RayProvider.name,
+        count=count,
+        cores=cores,
+        memory_gb=memory / 10,
+        cards=cards,
+        card=card,
+        price_usd_per_hour=0.0,
+        selector={"resource": resource} if resource else {},
+    )
