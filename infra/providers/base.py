@@ -27,7 +27,7 @@ from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
 from infra.prices.spot_charges import SpotHistory
-from infra.workspace import Workspace, location_in_store
+from infra.workspace import Workspace, has_run_store, location_in_store
 
 REGION = "us-east-1"
 """The region of the bundled prices and, where a run names no other, of machines, whatever AWS_DEFAULT_REGION says."""
@@ -119,10 +119,13 @@ class Provider(ABC):
     def run_location(cls, workspace: Workspace, run_id: str) -> str:
         """Return where the flow's host and the nodes of a run meet: a folder here, or a URI in the run store.
 
+        Machines that people have may share the folder of the workspace; they meet there where no run store is named.
+
         Raises:
             ConfigurationError: There is no run store that the nodes could reach, or its URI holds credentials.
         """
-        return str(workspace.run_folder(run_id)) if cls.runs_here else location_in_store(run_id)
+        is_folder = cls.runs_here or (cls.has_inventory and not has_run_store())
+        return str(workspace.run_folder(run_id)) if is_folder else location_in_store(run_id)
 
     @staticmethod
     def is_set_up() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.base import Provider
 from infra.workspace import check_run_id
+
+_POLL_INTERVAL_S = 0.2
 
 
 class Started(NamedTuple):
@@ -70,6 +73,30 @@ def launched_together(
         rendezvous=rendezvous(nodes),
         created_at=datetime.now(UTC).isoformat(),
     )
+
+
+def wait_until_up(
+    cluster: Cluster, look: Callable[[], tuple[set[str], set[str]]], *, timeout_s: float
+) -> None:
+    """Return once all nodes of a cluster are up.
+
+    Args:
+        look: Returns the nodes that are alive, and those of them that are up.
+
+    Raises:
+        ProvisioningError: One ended, or is not up in time.
+    """
+    nodes, deadline_s = {node.node_id for node in cluster.nodes}, time.monotonic() + timeout_s
+    while True:
+        alive, up = look()
+        if missing := nodes - (up if time.monotonic() > deadline_s else alive):
+            raise ProvisioningError(
+                f"{', '.join(sorted(missing))} of run {cluster.run_id} must be up within {timeout_s:.0f} s, and "
+                f"ended before or did not start; see nodes/*/console.log in the run directory, which all must share"
+            )
+        if nodes <= up:
+            return
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) -> Node:

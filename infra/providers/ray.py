@@ -18,7 +18,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Self
 
 from heterps_core.cluster import Cluster, Node
@@ -31,8 +32,8 @@ from infra.inventory import MachineKind
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
 from infra.providers.base import InsufficientCapacityError, Provider
-from infra.providers.launching import Started, launched_together
-from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store, run_of_launch
+from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.workspace import Workspace, check_run_id, has_run_store, run_of_launch
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _NAMESPACE = "heterps"
@@ -99,11 +100,6 @@ class RayProvider(Provider):
         return cls(workspace)
 
     @classmethod
-    def run_location(cls, workspace: Workspace, run_id: str) -> str:
-        """Return a folder of the workspace, which all machines must share, or a place in the run store."""
-        return location_in_store(run_id) if has_run_store() else str(workspace.run_folder(run_id))
-
-    @classmethod
     def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
         """Return the nodes that are alike as a kind; see `Provider.found_machines`."""
         with _asked() as ray:
@@ -115,8 +111,8 @@ class RayProvider(Provider):
 
     @staticmethod
     def is_set_up() -> bool:
-        """Tell whether a cluster is named; see `Provider.is_set_up`."""
-        return bool(os.environ.get(ADDRESS_VARIABLE))
+        """Tell whether Ray is installed and a cluster named; see `Provider.is_set_up`."""
+        return bool(os.environ.get(ADDRESS_VARIABLE)) and find_spec("ray") is not None
 
     def checks(self) -> Iterator[Check]:
         """Check address, version and machines; see `Provider.checks`."""
@@ -157,20 +153,15 @@ class RayProvider(Provider):
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once the process of each actor is up; see `Provider.wait_until_ready`."""
-        deadline_s = time.monotonic() + timeout_s
-        nodes = {f"{cluster.run_id}/{node.node_id}" for node in cluster.nodes}
-        while True:
-            told = {name: answer for name, (_, answer) in self._actors(cluster.run_id).items()}
-            up = {name for name, answer in told.items() if answer["is_up"]}
-            alive = {name for name, answer in told.items() if answer["is_alive"]}
-            if missing := nodes - (up if time.monotonic() > deadline_s else alive):
-                raise ProvisioningError(
-                    f"{', '.join(sorted(missing))} must be up within {timeout_s:.0f} s, and ended before or did not "
-                    f"start; see nodes/*/console.log in the run directory, which all machines must share"
-                )
-            if nodes <= up:
-                return
-            time.sleep(_POLL_INTERVAL_S)
+
+        def look() -> tuple[set[str], set[str]]:
+            told = {
+                name.partition("/")[2]: answer for name, (_, answer) in self._actors(cluster.run_id).items()
+            }
+            alive = {node_id for node_id, answer in told.items() if answer["is_alive"]}
+            return alive, {node_id for node_id in alive if told[node_id]["is_up"]}
+
+        wait_until_up(cluster, look, timeout_s=timeout_s)
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Tell the actors of a run their lease; see `Provider.renew_lease`."""
@@ -301,7 +292,10 @@ class RayProvider(Provider):
         node = ["bash", "-c", BOOTSTRAP_SCRIPT.read_text(), "bootstrap", *bootstrap.arguments]
         command = ["bash", "-c", _WITH_ACTOR, "node", *node]
         with _asked() as ray:
+            began_s = time.monotonic()
             held = self._placed(ray, requests, selectors, run_id)
+            # Nobody renews it while the group waits.
+            lease_until += timedelta(seconds=time.monotonic() - began_s)
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             node_class = ray.remote(_node_class())
             for request in requests:

@@ -38,8 +38,8 @@ from infra.inventory import MachineKind
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance, moment_or_none
 from infra.providers.base import InsufficientCapacityError, Provider
-from infra.providers.launching import Started, launched_together
-from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store
+from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.workspace import Workspace, check_run_id, has_run_store
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,6 @@ class SlurmProvider(Provider):
         return cls(workspace, wait_s=wait_s)
 
     @classmethod
-    def run_location(cls, workspace: Workspace, run_id: str) -> str:
-        """Return a folder of the workspace, which all machines must share, or a place in the run store."""
-        return location_in_store(run_id) if has_run_store() else str(workspace.run_folder(run_id))
-
-    @classmethod
     def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
         """Return the nodes of a partition that are alike as a kind, each node once; see `Provider.found_machines`."""
         _check_version()
@@ -189,21 +184,15 @@ class SlurmProvider(Provider):
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once each component runs and, in a shared folder, its node says so; see `Provider`."""
-        deadline_s = time.monotonic() + timeout_s
-        nodes = {node.node_id for node in cluster.nodes}
         folder = self._folders.get(cluster.run_id)
-        while True:
-            jobs = self._jobs(cluster.run_id)
-            running = {job.node_id for job in jobs if job.state == _RUNNING}
-            up = {each for each in running if not folder or (_node_folder(folder, each) / "booted").exists()}
-            if missing := nodes - (up if time.monotonic() > deadline_s else running):
-                raise ProvisioningError(
-                    f"{', '.join(sorted(missing))} of run {cluster.run_id} must be up within {timeout_s:.0f} s, "
-                    f"and ended before or did not start; see nodes/*/console.log in {folder}, which all must share"
-                )
-            if nodes <= up:
-                return
-            time.sleep(_POLL_INTERVAL_S)
+
+        def look() -> tuple[set[str], set[str]]:
+            running = {job.node_id for job in self._jobs(cluster.run_id) if job.state == _RUNNING}
+            return running, {
+                each for each in running if not folder or (_node_folder(folder, each) / "booted").exists()
+            }
+
+        wait_until_up(cluster, look, timeout_s=timeout_s)
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Write the lease into the comment of the run's job; see `Provider.renew_lease`."""

@@ -14,6 +14,7 @@ from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.workspace import HOME_VARIABLE
 from tests.paths import PROJECT
+from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
 from tests.waiting import wait_for
 
@@ -22,9 +23,10 @@ pytestmark = [pytest.mark.weekly, pytest.mark.root, pytest.mark.timeout(600)]
 LIMIT_S = 300.0
 USD_PER_HOUR = 0.7
 SETTINGS = [
-    *("--provider", "slurm", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
+    *("--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--device-types", "cpu-epyc-1", "cpu-xeon-1"),
 ]
+SELECTORS = {"ray": "resource", "slurm": "features"}
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +38,28 @@ def cluster():
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory, workspace_of_runs, prefect_server):
     made = workspace_of_runs(tmp_path_factory.mktemp("slurm") / "home")
+    write_inventory(made, "slurm")
+    return made
+
+
+def write_inventory(workspace, home):
     kinds = [
         MachineKind(
             kind=f"{name}-1",
-            home="slurm",
+            home=home,
             count=2,
             cores=1,
             memory_gb=4.0,
             price_usd_per_hour=USD_PER_HOUR,
-            selector={"features": name},
+            selector={SELECTORS[home]: name},
         )
         for name in ("epyc", "xeon")
     ]
-    inventory_path(made).write_text(inventory_text(kinds))
-    return made
+    inventory_path(workspace).write_text(inventory_text(kinds))
+
+
+def train_on(home, clicks):
+    return ["-m", "flows.train_ctr", "--provider", home, "--data", clicks, *SETTINGS]
 
 
 @pytest.fixture
@@ -61,7 +71,17 @@ def start(cluster, workspace, clicks_of_runs, monkeypatch):
 
     def started(*arguments):
         run = subprocess.Popen(
-            [sys.executable, "-m", "flows.train_ctr", "--data", clicks_of_runs, *SETTINGS, *arguments],
+            [
+                sys.executable,
+                "-m",
+                "flows.train_ctr",
+                "--provider",
+                "slurm",
+                "--data",
+                clicks_of_runs,
+                *SETTINGS,
+                *arguments,
+            ],
             cwd=PROJECT,
             env={
                 **os.environ,
@@ -118,3 +138,29 @@ def test_a_killed_flow_leaves_no_job_after_its_lease(start, cluster, workspace):
     swept = sweep_workspace(workspace)
     assert swept.problems == ()
     assert {entry.state for entry in newest_entries(workspace)} == {EntryState.ENDED}
+
+
+def test_a_night_is_planned_trained_and_billed_on_ray(tmp_path_factory, workspace_of_runs, clicks_of_runs):
+    workspace = workspace_of_runs(tmp_path_factory.mktemp("ray") / "home")
+    write_inventory(workspace, "ray")
+    with ray_cluster() as machines:
+        environment = {**os.environ, **machines.environment, HOME_VARIABLE: str(workspace.root)}
+        # Prefect's server listens outside of the machines' network: the run has one of its own.
+        environment.pop("PREFECT_API_URL", None)
+        run = subprocess.run(
+            ["nsenter", f"--net={machines.namespace}", sys.executable, *train_on("ray", clicks_of_runs)],
+            cwd=PROJECT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+
+    assert run.returncode == 0, run.stderr
+    assert "dry run" not in run.stdout
+    entries = newest_entries(workspace)
+    assert {(e.provider, e.state, e.reason) for e in entries} == {
+        ("ray", EntryState.ENDED, EndReason.RUN_ENDED)
+    }
+    assert {entry.price_usd_per_hour for entry in entries} == {USD_PER_HOUR}
