@@ -295,6 +295,7 @@ def test_a_cluster_of_another_version_is_refused(machines, tmp_path):
     assert "Version mismatch" in said
 
 
+@pytest.mark.weekly
 def test_a_lost_machine_is_no_machine_any_more(machines, provider, workspace, ledger, tmp_path):
     machines.add_node("spare")
     planned = listed(workspace, {"resource": "spare"}, {"resource": "arm"})
