@@ -66,7 +66,7 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
         ("rows", f"{report.data}: {report.num_train_rows:,} to train on, {held_out}"),
         ("plan", _machines_text(report)),
         *([("region", report.explanation.region)] if report.explanation.region else []),
-        ("proof", gap_text(report.chosen.plan)),
+        ("proof", gap_text(report)),
         *([("busy", report.busy)] if report.busy else []),
     ]
     if not isinstance(report, RunReport):

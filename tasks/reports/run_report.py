@@ -396,10 +396,12 @@ def training_summary(training: TrainingRun) -> str:
     )
 
 
-def gap_text(plan: SchedulingPlan) -> str:
-    """Return the proof of the plan's cost."""
+def gap_text(report: PlanReport) -> str:
+    """Return the proof of the plan's cost; where machines cost nothing, the fastest plan is the cheapest."""
+    plan = report.chosen.plan
     if plan.optimality_gap == 0:
-        return "optimal: no plan for this problem is cheaper (gap 0)"
+        is_free = report.provisioning.cloud_plan.price_usd_per_hour == 0
+        return f"optimal: no plan for this problem is {'faster' if is_free else 'cheaper'} (gap 0)"
     return f"{_gap_at_most(plan)} for this problem"
 
 
