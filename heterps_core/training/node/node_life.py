@@ -191,7 +191,7 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
         yield
 
 
-class Notices(Protocol):
+class _Notices(Protocol):
     """Where a notice of the end of a node comes from."""
 
     def interrupted_at(self) -> str | None:
@@ -209,13 +209,13 @@ class SignalledNotice:
         self._at = self._at or (datetime.now(UTC) + timedelta(seconds=NOTICE_S)).isoformat(timespec="seconds")
 
     def interrupted_at(self) -> str | None:
-        """Return when the node will end; see `Notices`."""
+        """Return when the node will end; see `_Notices`."""
         return self._at
 
 
 @contextmanager
 def watch_notices(
-    run: RunDirectory, node_id: str, service: Notices, *, poll_interval_s: float = _NOTICE_INTERVAL_S
+    run: RunDirectory, node_id: str, service: _Notices, *, poll_interval_s: float = _NOTICE_INTERVAL_S
 ) -> Iterator[None]:
     """Ask for notices while the block runs, and pass them on."""
     noted: str | None = None

@@ -2,8 +2,11 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -211,6 +214,37 @@ def test_a_killed_flow_leaves_neither_actor_nor_process(flow, machines, provider
         lambda: not node_processes(machines, tmp_path / "run"), timeout_s=60, what="the end of the nodes"
     )
     assert provider.list_instances() == ()
+
+
+NUM_KILLS, LAST_KILL_S = 50, 4.0
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(900)
+def test_a_launching_process_that_is_killed_at_any_moment_leaves_nothing(
+    machines, provider, ledger, tmp_path
+):
+    moments = random.Random(36)
+    longest_s = 0.0
+
+    for number in range(NUM_KILLS):
+        launching = subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER.replace('"r1"', f'"r{number}"'), str(tmp_path)],
+            cwd=PROJECT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        with suppress(subprocess.TimeoutExpired):
+            launching.wait(moments.uniform(1.0, LAST_KILL_S))
+        launching.kill()
+        launching.wait()
+        killed_s = time.monotonic()
+        wait_for(lambda: not node_processes(machines, tmp_path / "run"), timeout_s=60, what=f"end {number}")
+        wait_for(lambda: not provider.list_instances(), timeout_s=60, what=f"the end of launch {number}")
+        longest_s = max(longest_s, time.monotonic() - killed_s)
+
+    print(f"nothing was left {longest_s:.1f} s after a kill at the latest")
+    assert len({entry.run_id for entry in ledger.entries()}) > NUM_KILLS / 2
 
 
 def test_a_machine_that_is_drained_gives_its_node_notice(machines, provider, workspace, ledger, tmp_path):
