@@ -3,8 +3,9 @@
 From a hundred types such a method draws none of the good plans within its budget. The proof has all types, so its
 plan is taken where a type that was left out makes a cheaper one.
 
-The proof leaves out no type that another one dominates, as its cap adds to the other's. Methods propose runs of
-layers on one type; plans with two neighbouring stages on one type come from the proof.
+The proof leaves out no type that another one dominates, as its cap adds to the other's. Plans with two neighbouring
+stages on one type come from the proof, brute force and the genetic search; other methods propose runs of layers, as
+cuts within them would widen what they have to learn.
 """
 
 from __future__ import annotations

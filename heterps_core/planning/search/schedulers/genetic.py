@@ -58,6 +58,8 @@ class GeneticScheduler(ProposingScheduler):
         """Yield the plans of one or two runs, then one population after the other, until hardly any plan is new."""
         random = np.random.default_rng(seed)
         num_layers, num_types = problem.num_layers, len(problem.device_types)
+        if not problem.neighbours_differ:
+            num_types *= 2  # each type twice, so that a run may be cut (`Assignments`)
         known: dict[bytes, float] = {}
         num_newcomers = self.settings.children_per_generation
         first_plans = [
