@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+import time
+from contextlib import contextmanager, suppress
 
+import psutil
 import pytest
 from prefect.settings import PREFECT_API_URL
 
+from heterps_core.training.node import NODE_ID_VARIABLE
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.inventory import MachineKind, inventory_path, inventory_text
@@ -140,27 +144,85 @@ def test_a_killed_flow_leaves_no_job_after_its_lease(start, cluster, workspace):
     assert {entry.state for entry in newest_entries(workspace)} == {EntryState.ENDED}
 
 
-def test_a_night_is_planned_trained_and_billed_on_ray(tmp_path_factory, workspace_of_runs, clicks_of_runs):
-    workspace = workspace_of_runs(tmp_path_factory.mktemp("ray") / "home")
-    write_inventory(workspace, "ray")
+@pytest.fixture
+def ray_machines():
     with ray_cluster() as machines:
-        environment = {**os.environ, **machines.environment, HOME_VARIABLE: str(workspace.root)}
-        # Prefect's server listens outside of the machines' network: the run has one of its own.
-        environment.pop("PREFECT_API_URL", None)
-        run = subprocess.run(
-            ["nsenter", f"--net={machines.namespace}", sys.executable, *train_on("ray", clicks_of_runs)],
-            cwd=PROJECT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        yield machines
 
-    assert run.returncode == 0, run.stderr
-    assert "dry run" not in run.stdout
+
+@contextmanager
+def running_on_ray(machines, workspace, clicks, *arguments):
+    """A run as a person starts it on a machine of the cluster."""
+    write_inventory(workspace, "ray")
+    environment = {**os.environ, **machines.environment, HOME_VARIABLE: str(workspace.root)}
+    # Prefect's server listens outside of the machines' network: the run has one of its own.
+    environment.pop("PREFECT_API_URL", None)
+    with subprocess.Popen(
+        ["nsenter", f"--net={machines.namespace}", sys.executable, *train_on("ray", clicks), *arguments],
+        cwd=PROJECT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
+
+
+def test_a_night_is_planned_trained_and_billed_on_ray(
+    ray_machines, tmp_path, workspace_of_runs, clicks_of_runs
+):
+    workspace = workspace_of_runs(tmp_path / "home")
+
+    with running_on_ray(ray_machines, workspace, clicks_of_runs) as run:
+        said, _ = run.communicate(timeout=LIMIT_S)
+
+    assert run.returncode == 0, said
+    assert "dry run" not in said
     entries = newest_entries(workspace)
     assert {(e.provider, e.state, e.reason) for e in entries} == {
         ("ray", EntryState.ENDED, EndReason.RUN_ENDED)
     }
     assert {entry.price_usd_per_hour for entry in entries} == {USD_PER_HOUR}
+
+
+def machine_of_a_node(machines):
+    """Return all processes of a machine that runs a node: its raylet, the worker of the actor and the node."""
+    for process in machines.inside():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            worker = process.parent()
+            if (
+                NODE_ID_VARIABLE in process.environ()
+                and worker
+                and worker.cmdline()[0].startswith("ray::Node")
+            ):
+                return [worker.parent(), *worker.parent().children(recursive=True)]
+    return []
+
+
+def test_a_night_goes_on_where_a_machine_of_ray_is_lost(
+    ray_machines, tmp_path, workspace_of_runs, clicks_of_runs
+):
+    workspace = workspace_of_runs(tmp_path / "home")
+    for spare in ("epyc", "xeon"):
+        ray_machines.add_node(spare)
+
+    with running_on_ray(ray_machines, workspace, clicks_of_runs, "--epochs", "4000") as run:
+
+        def progress():
+            assert run.poll() is None, run.stdout.read()
+            folders = workspace.runs_directory.glob("*")
+            return next(filter(None, (read_progress(RunDirectory(str(each))) for each in folders)), None)
+
+        step = wait_for(progress, timeout_s=LIMIT_S, what="the first step", poll_s=0.2)
+        for process in machine_of_a_node(ray_machines):
+            process.kill()
+        killed_s = time.monotonic()
+        wait_for(
+            lambda: progress().attempt > step.attempt, timeout_s=LIMIT_S, what="a step after", poll_s=0.2
+        )
+        print(f"the next step came {time.monotonic() - killed_s:.1f} s after the loss")
+
+    wait_for(lambda: not machine_of_a_node(ray_machines), timeout_s=60, what="the end of the nodes")
