@@ -7,8 +7,8 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import Provider
 from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
-from infra.providers.ray import RayProvider
-from infra.providers.slurm import SlurmProvider
+from infra.providers.ray.provider import RayProvider
+from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 
 PROVIDERS: dict[str, type[Provider]] = {

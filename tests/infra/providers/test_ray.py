@@ -17,7 +17,8 @@ import pytest
 from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.base import InsufficientCapacityError
-from infra.providers.ray import RayProvider, _node_class
+from infra.providers.ray.node_actor import node_class
+from infra.providers.ray.provider import RayProvider
 from infra.workspace import Workspace, free_loopback_port
 from tests.infra.builders import bootstrap, plan
 from tests.paths import PROJECT
@@ -169,7 +170,7 @@ import sys, time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from infra.ledger.ledger import Ledger
-from infra.providers.ray import RayProvider
+from infra.providers.ray.provider import RayProvider
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, plan
 folder = Path(sys.argv[1])
@@ -271,7 +272,7 @@ def test_a_machine_needs_nothing_of_heterps_to_run_an_actor(started, machines):
     # Loaded where neither this folder nor its packages can be found but Ray.
     import ray
 
-    code = ray.cloudpickle.dumps(_node_class()).hex()
+    code = ray.cloudpickle.dumps(node_class()).hex()
     place = str(Path(ray.__file__).parents[1])
     program = (
         f"import sys; sys.path.insert(0, {place!r})\n"
@@ -289,7 +290,7 @@ def test_a_machine_needs_nothing_of_heterps_to_run_an_actor(started, machines):
 def refusal(environment):
     """Return what a process says that asks a cluster which it cannot use."""
     program = (
-        "from infra.providers.ray import RayProvider\n"
+        "from infra.providers.ray.provider import RayProvider\n"
         "from infra.workspace import Workspace\n"
         "from pathlib import Path\n"
         "RayProvider(Workspace(root=Path('/tmp'))).list_instances()\n"

@@ -19,7 +19,7 @@ from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
 from infra.providers.base import InsufficientCapacityError
-from infra.providers.slurm import SlurmProvider
+from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, offer, plan
 from tests.paths import PROJECT
@@ -95,7 +95,9 @@ def listed(workspace, *selectors):
 
 
 def test_a_node_sees_its_run_and_its_name_and_is_no_dry_run(commands, workspace, ledger, tmp_path):
-    program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
+    variables = "{name: value for name, value in os.environ.items() if 'HETERPS_' in name}"
+    # It stays: a job that has ended before it was seen to run is a failed launch.
+    program = f"import json, os, signal; print(json.dumps({variables}), flush=True); signal.pause()"
     reported = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
     launch(SlurmProvider(workspace), ledger, reported)
     console = tmp_path / "run" / "nodes" / "stage1-node0" / "console.log"
@@ -179,7 +181,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from infra.ledger.ledger import Ledger
-from infra.providers.slurm import SlurmProvider
+from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, plan
 folder = Path(sys.argv[1])

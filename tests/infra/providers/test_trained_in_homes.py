@@ -16,8 +16,8 @@ from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.providers.here import HereProvider
-from infra.providers.ray import RayProvider
-from infra.providers.slurm import SlurmProvider
+from infra.providers.ray.provider import RayProvider
+from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.heterps_core.training.node_processes import NUM_STEPS, TINY, make_job, prepare_clicks, trained
 from tests.ray_cluster import ray_cluster

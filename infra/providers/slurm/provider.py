@@ -16,15 +16,12 @@ import math
 import os
 import re
 import shlex
-import socket
-import subprocess
 import time
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -36,9 +33,11 @@ from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environ
 from infra.checks import Check, tried
 from infra.inventory import MachineKind
 from infra.ledger.ledger import Ledger
-from infra.ledger.ledger_entry import Instance, moment_or_none
+from infra.ledger.ledger_entry import Instance
 from infra.providers.base import InsufficientCapacityError, Provider
 from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.providers.slurm.commands import ASK_SLURM, addresses_of, asked, check_scheduler, check_version
+from infra.providers.slurm.queue import PENDING, RUNNING, Job, jobs_of
 from infra.workspace import Workspace, check_run_id, has_run_store
 
 logger = logging.getLogger(__name__)
@@ -47,50 +46,15 @@ WAIT_VARIABLE = "HETERPS_SLURM_WAIT_MINUTES"
 """Longest wait in the queue; by default `DEFAULT_WAIT_MINUTES`."""
 
 DEFAULT_WAIT_MINUTES = 30.0
-COMMAND_LIMIT_S = 30.0
 _END_LIMIT_S = 90.0
 """Slurm kills processes that stay after KillWait, 30 s by default."""
 
 _POLL_INTERVAL_S = 0.5
-_OLDEST_VERSION = (20, 11)
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 """Ports of rendezvous, by the number of the job: two jobs may share a machine."""
 
-_COMMENT = "|#"
-_HEADER = f"JOBID|STATE|START_TIME|END_TIME|NODELIST|REASON|NAME{_COMMENT}COMMENT"
-_FORMAT = f"%i|%T|%S|%e|%N|%r|%j{_COMMENT}%k"
 _MIB = 2**20
 _SELECTORS = {"partition": "--partition", "features": "--constraint", "gres": "--gres"}
-_PENDING, _RUNNING = "PENDING", "RUNNING"
-_OVER = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-}
-_OVER |= {"REVOKED", "TIMEOUT"}
-"""States of jobs that have ended; any other one counts as alive."""
-
-_WAYS_OUT = {
-    "invalid partition": "name a partition that sinfo shows in the selector of this kind of machine",
-    "Invalid feature": "name a feature that sinfo -o %f shows in the selector of this kind of machine",
-    "Requested node configuration is not available": "no node of the partition has so many cores, cards or so much "
-    "memory: correct the kind of machine by sinfo -o '%P %c %m %G'",
-    "Requested operation not supported": "several machines need heterogeneous jobs, which Slurm starts with "
-    "SchedulerType=sched/backfill alone; ask its administrator, or plan one machine",
-    "time limit": "set a lower max_usd_per_run, or name a partition with a higher limit (sinfo -o '%P %l')",
-    "account": "ask the administrator for an account, or set SBATCH_ACCOUNT",
-    "Unable to contact slurm controller": "check that slurmctld runs: scontrol ping",
-    "configuration source": "start heterps on a login node of the cluster, or set SLURM_CONF",
-    "authentication": "check that munge runs and that its key is that of the cluster",
-}
-"""What a user can do about an answer of Slurm's commands, by a part of it."""
-
-_ASK_SLURM = "ask the administrator of the cluster, or try again later"
 
 
 class SlurmProvider(Provider):
@@ -129,8 +93,8 @@ class SlurmProvider(Provider):
     @classmethod
     def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
         """Return the nodes of a partition that are alike as a kind, each node once; see `Provider.found_machines`."""
-        _check_version()
-        answer = _asked("sinfo", "--noheader", "--Node", "--format=%N|%R|%c|%m|%d|%G|%f")
+        check_version()
+        answer = asked("sinfo", "--noheader", "--Node", "--format=%N|%R|%c|%m|%d|%G|%f")
         sizes = {
             name: size for name, _, size in (line.partition("|") for line in reversed(answer.splitlines()))
         }
@@ -141,15 +105,17 @@ class SlurmProvider(Provider):
     def is_set_up() -> bool:
         """Tell whether Slurm is installed here and knows a cluster; see `Provider.is_set_up`."""
         with suppress(ProvisioningError):
-            return bool(_check_version())
+            return bool(check_version())
         return False
 
     def checks(self) -> Iterator[Check]:
         """Check version, controller, scheduler and run directory; see `Provider.checks`."""
-        yield tried("Slurm version", _check_version)
-        yield tried("Slurm controller", lambda: f"{len(self._jobs())} machines of heterps in its queue")
-        yield tried("Slurm machines", lambda: ", ".join(_asked("sinfo", "-h", "-o", "%D of %P").splitlines()))
-        yield tried("Slurm components", _check_scheduler, found="several machines can start together")
+        yield tried("Slurm version", check_version)
+        yield tried(
+            "Slurm controller", lambda: f"{len(jobs_of(self._mark))} machines of heterps in its queue"
+        )
+        yield tried("Slurm machines", lambda: ", ".join(asked("sinfo", "-h", "-o", "%D of %P").splitlines()))
+        yield tried("Slurm components", check_scheduler, found="several machines can start together")
         place = "the run store" if has_run_store() else "the workspace, which all machines must share"
         yield tried("run directory", lambda: place)
 
@@ -163,16 +129,16 @@ class SlurmProvider(Provider):
         ledger: Ledger,
     ) -> Cluster:
         """Submit one job and wait until it runs; see `Provider.launch`."""
-        _check_version()
+        check_version()
         selected = self._selected(plan.node_requests())
         if "://" not in bootstrap.run_location:
             self._folders[run_id] = Path(bootstrap.run_location)
 
         def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
-            if not self._jobs(run_id):
+            if not jobs_of(self._mark, run_id):
                 self._submit(requests, selected, run_id=run_id, lease_until=lease_until, bootstrap=bootstrap)
             jobs = self._wait_for_start(run_id, num_machines=len(requests))
-            addresses = _addresses([job.host for job in jobs.values()])
+            addresses = addresses_of([job.host for job in jobs.values()])
             for job in (jobs[request.node_id] for request in requests):
                 yield Started(addresses[job.host], job.instance_id, job.machine.launched_at)
 
@@ -187,7 +153,7 @@ class SlurmProvider(Provider):
         folder = self._folders.get(cluster.run_id)
 
         def look() -> tuple[set[str], set[str]]:
-            running = {job.node_id for job in self._jobs(cluster.run_id) if job.state == _RUNNING}
+            running = {job.node_id for job in jobs_of(self._mark, cluster.run_id) if job.state == RUNNING}
             return running, {
                 each for each in running if not folder or (_node_folder(folder, each) / "booted").exists()
             }
@@ -196,43 +162,25 @@ class SlurmProvider(Provider):
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Write the lease into the comment of the run's job; see `Provider.renew_lease`."""
-        for job_id in sorted({job.job_id for job in self._jobs(run_id)}):
-            _asked("scontrol", "update", f"JobId={job_id}", f"Comment={self._comment(run_id, until)}")
+        for job_id in sorted({job.job_id for job in jobs_of(self._mark, run_id)}):
+            asked("scontrol", "update", f"JobId={job_id}", f"Comment={self._comment(run_id, until)}")
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
         """Cancel the jobs of a run and wait until `squeue` shows none; see `Provider.terminate`."""
         check_run_id(run_id)
-        return self._cancel(self._jobs(run_id))
+        return self._cancel(jobs_of(self._mark, run_id))
 
     def terminate_instance(self, instance: Instance) -> None:
         """Cancel one component, or its whole job while that is pending; see `Provider.terminate_instance`."""
-        self._cancel([job for job in self._jobs() if job.instance_id == instance.provider_instance_id])
+        self._cancel([job for job in jobs_of(self._mark) if job.instance_id == instance.provider_instance_id])
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return all components that `squeue` shows; see `Provider.list_instances`."""
-        return tuple(job.machine for job in self._jobs(run_id))
+        return tuple(job.machine for job in jobs_of(self._mark, run_id))
 
     def remembered_instances(self, provider_instance_ids: Collection[str]) -> tuple[Instance, ...]:
         """Return ended ones too, for as long as slurmctld keeps them (MinJobAge, 300 s by default)."""
-        return tuple(job.machine for job in self._jobs(with_ended=True))
-
-    def _jobs(self, run_id: str | None = None, *, with_ended: bool = False) -> list[_Job]:
-        """Return the components of runs.
-
-        Raises:
-            ProvisioningError: Slurm does not answer.
-        """
-        states = ("--states=all",) if with_ended else ()
-        answer = _asked("squeue", "--all", f"--user={os.geteuid()}", f"--format={_FORMAT}", *states)
-        header, *lines = answer.splitlines() or [""]
-        if header != _HEADER:
-            raise ProvisioningError(
-                f"squeue must answer with its header, but said {header[:80]!r}: which machines there are is unknown; "
-                f"check that slurmctld runs: scontrol ping"
-            )
-        jobs = [_Job.read(line) for line in lines if line.partition(_COMMENT)[2].startswith(f"{self._mark} ")]
-        of_run = [job for job in jobs if run_id in (None, job.machine.run_id)]
-        return [job for job in of_run if with_ended or not job.machine.is_ended]
+        return tuple(job.machine for job in jobs_of(self._mark, with_ended=True))
 
     def _comment(self, run_id: str, lease_until: datetime) -> str:
         return f"{self._mark} {run_id} {lease_until.isoformat()}"
@@ -275,7 +223,7 @@ class SlurmProvider(Provider):
         for request, selector in zip(requests, selected, strict=True):
             name = f"--job-name={request.node_id}@{request.offer.instance_type.name}"
             components += [":", name, *shared, *_resources(request), *selector]
-        _asked("sbatch", "--parsable", *components[1:], script=self._script(requests, run_id, bootstrap))
+        asked("sbatch", "--parsable", *components[1:], script=self._script(requests, run_id, bootstrap))
 
     def _script(self, requests: Sequence[NodeRequest], run_id: str, bootstrap: Bootstrap) -> str:
         """Return the script of a job: it starts the node of each component and waits for their ends."""
@@ -300,7 +248,7 @@ class SlurmProvider(Provider):
         arguments = f"set -- bootstrap {shlex.join(bootstrap.arguments)}"
         return "\n".join(["#!/usr/bin/env bash", *exports, node, arguments, *starts, "wait\n"])
 
-    def _wait_for_start(self, run_id: str, *, num_machines: int) -> dict[str, _Job]:
+    def _wait_for_start(self, run_id: str, *, num_machines: int) -> dict[str, Job]:
         """Return the components of a launch by their nodes once all run, and renew their lease until then.
 
         Raises:
@@ -311,14 +259,14 @@ class SlurmProvider(Provider):
         state = "unknown"
         while True:
             try:
-                jobs = self._jobs(run_id, with_ended=True)
+                jobs = jobs_of(self._mark, run_id, with_ended=True)
                 ends = [f"{job.number} {job.because}" for job in jobs if job.machine.is_ended]
                 if ends or len(jobs) != num_machines:
                     why = ", ".join(ends) or "the queue does not show it"
-                    raise _EndedError(f"the job of run {run_id} ended before it ran: {why}; {_ASK_SLURM}")
-                if all(job.state == _RUNNING for job in jobs):
+                    raise _EndedError(f"the job of run {run_id} ended before it ran: {why}; {ASK_SLURM}")
+                if all(job.state == RUNNING for job in jobs):
                     return {job.node_id: job for job in jobs}
-                state = next(job.because for job in jobs if job.state != _RUNNING)
+                state = next(job.because for job in jobs if job.state != RUNNING)
                 if time.monotonic() - renewed_s > self.lease_s / 3:
                     renewed_s = time.monotonic()
                     self.renew_lease(run_id, until=self.now() + timedelta(seconds=self.lease_s))
@@ -334,7 +282,7 @@ class SlurmProvider(Provider):
                 )
             time.sleep(_POLL_INTERVAL_S)
 
-    def _cancel(self, jobs: Sequence[_Job]) -> tuple[str, ...]:
+    def _cancel(self, jobs: Sequence[Job]) -> tuple[str, ...]:
         """Cancel components, and wait until all are gone; return their ids.
 
         Raises:
@@ -343,11 +291,11 @@ class SlurmProvider(Provider):
         if not jobs:
             return ()
         ids = {job.instance_id for job in jobs}
-        is_pending = any(job.state == _PENDING for job in jobs)
-        whole = is_pending or ids == {job.instance_id for job in self._jobs(jobs[0].machine.run_id)}
-        _asked("scancel", "--quiet", *sorted({job.job_id if whole else job.number for job in jobs}))
+        is_pending = any(job.state == PENDING for job in jobs)
+        whole = is_pending or ids == {job.instance_id for job in jobs_of(self._mark, jobs[0].machine.run_id)}
+        asked("scancel", "--quiet", *sorted({job.job_id if whole else job.number for job in jobs}))
         deadline_s = time.monotonic() + _END_LIMIT_S
-        while left := ids & {job.instance_id for job in self._jobs()}:
+        while left := ids & {job.instance_id for job in jobs_of(self._mark)}:
             if time.monotonic() > deadline_s:
                 raise ProvisioningError(
                     f"{', '.join(sorted(left))} must end when they are cancelled, and did not within "
@@ -359,130 +307,6 @@ class SlurmProvider(Provider):
 
 class _EndedError(ProvisioningError):
     """A job is over, which no wait changes."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
-    """A component of a job of this program, as `squeue` shows it."""
-
-    number: str
-    """Of the component, for instance 12+1; of the job where it has one component."""
-
-    node_id: str
-    state: str
-    host: str
-    because: str
-    """State and reason in Slurm's words."""
-
-    machine: Instance
-
-    @classmethod
-    def read(cls, line: str) -> Self:
-        """Return the component of a line of this program's."""
-        facts, _, comment = line.partition(_COMMENT)
-        number, state, started, ended, host, reason, name = facts.split("|")
-        run_id, lease = [*comment.split(" ")[1:], ""][:2]
-        node_id, _, instance_type = name.partition("@")
-        because = state if reason in ("", "None") else f"{state} ({reason})"
-        is_ended = state in _OVER
-        return cls(
-            number=number,
-            node_id=node_id,
-            state=state,
-            host=host,
-            because=because,
-            machine=Instance(
-                # With the run, as a cluster that was set up again counts from 1.
-                provider_instance_id=f"{run_id}/{number}",
-                run_id=run_id,
-                node_id=node_id,
-                instance_type=instance_type,
-                # One that waits holds no machine yet: Slurm says when it may start.
-                launched_at=(None if state == _PENDING else _moment(started)) or datetime.now(UTC),
-                is_ended=is_ended,
-                ended_at=_moment(ended) if is_ended else None,
-                lease_until=moment_or_none(lease),
-                is_owner_dead=False,
-                terms=None,
-                ended_because=because if is_ended else "",
-                is_preempted=state == "PREEMPTED",
-            ),
-        )
-
-    @property
-    def instance_id(self) -> str:
-        """The id of its machine."""
-        return self.machine.provider_instance_id
-
-    @property
-    def job_id(self) -> str:
-        """The number of the whole job."""
-        return self.number.partition("+")[0]
-
-
-def _asked(*command: str, script: str | None = None) -> str:
-    """Run a command of Slurm and return its answer, times in UTC.
-
-    Raises:
-        ProvisioningError: It is not installed, refuses, or does not answer.
-    """
-    # Variables such as SQUEUE_STATES would hide machines.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    try:
-        done = subprocess.run(
-            command,
-            input=script or "",
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_LIMIT_S,
-            env={**environment, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"},
-            check=False,
-        )
-    except FileNotFoundError as problem:
-        raise ProvisioningError(
-            f"{command[0]} of Slurm must be installed here, and is not; start heterps on a login node, "
-            f"or install slurm-client"
-        ) from problem
-    except subprocess.TimeoutExpired as problem:
-        raise ProvisioningError(
-            f"{command[0]} must answer within {COMMAND_LIMIT_S:.0f} s, and did not; check that slurmctld runs: "
-            f"scontrol ping"
-        ) from problem
-    if done.returncode:
-        said = " ".join(line.partition("error: ")[2] or line for line in done.stderr.splitlines())
-        way_out = next((fix for part, fix in _WAYS_OUT.items() if part.lower() in said.lower()), _ASK_SLURM)
-        raise ProvisioningError(f"{command[0]} of Slurm failed: {said}; {way_out}")
-    return done.stdout
-
-
-def _check_version() -> str:
-    """Return the version of Slurm.
-
-    Raises:
-        ProvisioningError: It is too old, or there is none.
-    """
-    answer = _asked("sinfo", "--version").strip()
-    found = re.search(r"(\d+)\.(\d+)", answer)
-    if found is None or (int(found[1]), int(found[2])) < _OLDEST_VERSION:
-        raise ProvisioningError(
-            f"Slurm must be of version {'.'.join(map(str, _OLDEST_VERSION))} or later, got {answer!r}; "
-            f"use a newer cluster"
-        )
-    return answer
-
-
-def _check_scheduler() -> None:
-    """Check that jobs of several components can start.
-
-    Raises:
-        ProvisioningError: Not so.
-    """
-    found = re.search(r"^SchedulerType\s*=\s*(\S+)", _asked("scontrol", "show", "config"), re.MULTILINE)
-    if found is None or found[1] != "sched/backfill":
-        raise ProvisioningError(
-            f"heterogeneous jobs need SchedulerType=sched/backfill, got {found and found[1]}; "
-            f"ask its administrator, or plan one machine"
-        )
 
 
 def _kind_of(size: str, number: int, count: int) -> MachineKind:
@@ -512,28 +336,6 @@ def _resources(request: NodeRequest) -> list[str]:
     cards = [f"--gres=gpu:{machine.accelerator_count}"] if machine.accelerator_count else []
     memory = f"--mem={machine.memory_bytes // _MIB}M"
     return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={machine.vcpus}", memory, *cards]
-
-
-def _addresses(hosts: Collection[str]) -> dict[str, str]:
-    """Return the IPv4 addresses of nodes, by their names in Slurm.
-
-    Raises:
-        ProvisioningError: Slurm does not answer, or a name has none.
-    """
-    answer = _asked("sinfo", "--noheader", "--Node", f"--nodes={','.join(hosts)}", "--format=%N|%o")
-    named = dict(line.strip().split("|", 1) for line in answer.splitlines())
-    try:
-        return {host: socket.gethostbyname(named[host]) for host in hosts}
-    except (KeyError, OSError) as problem:
-        raise ProvisioningError(
-            f"each of {', '.join(hosts)} must have an address that is known here, but {problem}; "
-            f"check NodeAddr in scontrol show node"
-        ) from problem
-
-
-def _moment(text: str) -> datetime | None:
-    """Read a time of Slurm, which is in UTC; None where it is none, such as N/A."""
-    return moment_or_none(f"{text}+00:00")
 
 
 def _node_folder(run_directory: Path, node_id: str) -> Path:

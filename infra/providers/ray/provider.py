@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import socket
-import threading
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -33,29 +30,15 @@ from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
 from infra.providers.base import InsufficientCapacityError, Provider
 from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.providers.ray.connection import ADDRESS_VARIABLE, ANSWER_LIMIT_S, NAMESPACE, asked
+from infra.providers.ray.node_actor import END_LIMIT_S, WITH_ACTOR, node_class
 from infra.workspace import Workspace, check_run_id, has_run_store, run_of_launch
 
-ADDRESS_VARIABLE = "RAY_ADDRESS"
-_NAMESPACE = "heterps"
-_ANSWER_LIMIT_S = 15.0
-_END_LIMIT_S = 60.0
 _POLL_INTERVAL_S = 0.1
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 _WAIT_S = 600.0
 _LEAST = 0.001
 """Of a resource that marks a kind of machines; such a resource counts nothing."""
-
-_WITH_ACTOR = """
-(
-  trap '' TERM USR1
-  read -r _
-  kill -TERM -- -$$
-  for _ in {1..20}; do kill -0 $$ && sleep 0.25; done
-  kill -KILL -- -$$
-) <&0 >/dev/null 2>&1 &
-exec "$@" </dev/null
-"""
-"""Starts a command that ends when its input does, which its actor holds: Ray kills an actor's own children alone."""
 
 _OWN_RESOURCES = re.compile(
     r"CPU|GPU|memory|object_store_memory|node:.*|accelerator_type:.*|bundle_.*|.*_group_.*"
@@ -63,7 +46,7 @@ _OWN_RESOURCES = re.compile(
 
 
 class _Held(NamedTuple):
-    """A group of this process, and its actors: Ray ends an actor once nobody holds it."""
+    """A group of this process, and its actors: Ray ends an actor once no process holds it."""
 
     group: Any
     bundles: Mapping[tuple[str, str], int]
@@ -102,7 +85,7 @@ class RayProvider(Provider):
     @classmethod
     def found_machines(cls, workspace: Workspace) -> tuple[MachineKind, ...]:
         """Return the nodes that are alike as a kind; see `Provider.found_machines`."""
-        with _asked() as ray:
+        with asked() as ray:
             sizes = Counter(_size_of(node["Resources"]) for node in ray.nodes() if node["Alive"])
         kinds = (
             _kind_of(*size, number, count) for number, (size, count) in enumerate(sorted(sizes.items()), 1)
@@ -140,9 +123,9 @@ class RayProvider(Provider):
         def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
             if not self._actors(run_id):
                 self._start(requests, selectors, run_id=run_id, lease_until=lease_until, bootstrap=bootstrap)
-            told = {name: answer for name, (_, answer) in self._actors(run_id).items()}
+            described = {name: answer for name, (_, answer) in self._actors(run_id).items()}
             for request in requests:
-                answer = told[f"{run_id}/{request.node_id}"]
+                answer = described[f"{run_id}/{request.node_id}"]
                 yield Started(answer["address"], f"{run_id}/{request.node_id}", answer["launched_at"])
 
         def rendezvous(nodes: Sequence[Node]) -> str:
@@ -155,25 +138,25 @@ class RayProvider(Provider):
         """Return once the process of each actor is up; see `Provider.wait_until_ready`."""
 
         def look() -> tuple[set[str], set[str]]:
-            told = {
+            described = {
                 name.partition("/")[2]: answer for name, (_, answer) in self._actors(cluster.run_id).items()
             }
-            alive = {node_id for node_id, answer in told.items() if answer["is_alive"]}
-            return alive, {node_id for node_id in alive if told[node_id]["is_up"]}
+            alive = {node_id for node_id, answer in described.items() if answer["is_alive"]}
+            return alive, {node_id for node_id in alive if described[node_id]["is_up"]}
 
         wait_until_up(cluster, look, timeout_s=timeout_s)
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Tell the actors of a run their lease; see `Provider.renew_lease`."""
         actors = self._actors(run_id)
-        with _asked() as ray:
-            ray.get([actor.renew.remote(until) for actor, _ in actors.values()], timeout=_ANSWER_LIMIT_S)
+        with asked() as ray:
+            ray.get([actor.renew.remote(until) for actor, _ in actors.values()], timeout=ANSWER_LIMIT_S)
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
         """End the actors of a run and remove its group; see `Provider.terminate`."""
         check_run_id(run_id)
         ended = self._end(self._names(run_id))
-        with _asked() as ray, suppress(ValueError):
+        with asked() as ray, suppress(ValueError):
             ray.util.remove_placement_group(ray.util.get_placement_group(f"{self._mark}/{run_id}"))
         _HELD.pop(f"{self._mark}/{run_id}", None)
         return ended
@@ -202,26 +185,26 @@ class RayProvider(Provider):
 
     def _names(self, run_id: str | None = None) -> list[str]:
         """Return the names of actors without this workspace's mark."""
-        with _asked() as ray:
+        with asked() as ray:
             named = ray.util.list_named_actors(all_namespaces=True)
-        marked = [each["name"].partition("/") for each in named if each["namespace"] == _NAMESPACE]
+        marked = [each["name"].partition("/") for each in named if each["namespace"] == NAMESPACE]
         own = [name for mark, _, name in marked if mark == self._mark]
         return sorted(name for name in own if run_id in (None, name.partition("/")[0]))
 
     def _actors(self, run_id: str | None = None) -> dict[str, tuple[Any, dict[str, Any]]]:
-        """Return actors by name, with what they tell.
+        """Return actors by name, with their own descriptions.
 
         Raises:
             ProvisioningError: Ray or an actor does not answer.
         """
         found = {}
         names = self._names(run_id)
-        with _asked() as ray:
+        with asked() as ray:
             for name in names:
                 # One that has died since is no machine any more.
                 with suppress(ValueError, ray.exceptions.ActorDiedError):
-                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=_NAMESPACE)
-                    found[name] = (actor, ray.get(actor.tell.remote(), timeout=_ANSWER_LIMIT_S))
+                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=NAMESPACE)
+                    found[name] = (actor, ray.get(actor.describe.remote(), timeout=ANSWER_LIMIT_S))
         return found
 
     def _placed(
@@ -290,19 +273,19 @@ class RayProvider(Provider):
         # The interpreter of an actor has torch where the cluster has it.
         environment.pop("HETERPS_PYTHON")
         node = ["bash", "-c", BOOTSTRAP_SCRIPT.read_text(), "bootstrap", *bootstrap.arguments]
-        command = ["bash", "-c", _WITH_ACTOR, "node", *node]
-        with _asked() as ray:
+        command = ["bash", "-c", WITH_ACTOR, "node", *node]
+        with asked() as ray:
             began_s = time.monotonic()
             held = self._placed(ray, requests, selectors, run_id)
-            # Nobody renews it while the group waits.
+            # No process renews it while the group waits.
             lease_until += timedelta(seconds=time.monotonic() - began_s)
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-            node_class = ray.remote(_node_class())
+            actor_class = ray.remote(node_class())
             for request in requests:
                 machine = request.offer.instance_type
-                options = node_class.options(
+                options = actor_class.options(
                     name=f"{self._mark}/{run_id}/{request.node_id}",
-                    namespace=_NAMESPACE,
+                    namespace=NAMESPACE,
                     num_cpus=machine.vcpus,
                     num_gpus=machine.accelerator_count,
                     scheduling_strategy=strategy(
@@ -314,7 +297,7 @@ class RayProvider(Provider):
                 held.actors.append(options.remote(machine.name, command, own, lease_until))
             _HELD[f"{self._mark}/{run_id}"] = held
             try:
-                ray.get([actor.tell.remote() for actor in held.actors], timeout=self._wait_s)
+                ray.get([actor.describe.remote() for actor in held.actors], timeout=self._wait_s)
             except ray.exceptions.GetTimeoutError as problem:
                 for actor in held.actors:
                     ray.kill(actor)
@@ -327,14 +310,14 @@ class RayProvider(Provider):
             ProvisioningError: One is left, or Ray does not answer.
         """
         there = [name for name in self._names() if name in names]
-        with _asked() as ray:
+        with asked() as ray:
             for name in there:
                 with suppress(ValueError):
-                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=_NAMESPACE)
+                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=NAMESPACE)
                     with suppress(ray.exceptions.RayError):
-                        ray.get(actor.end.remote(), timeout=_ANSWER_LIMIT_S)
+                        ray.get(actor.end.remote(), timeout=ANSWER_LIMIT_S)
                     ray.kill(actor)
-        deadline_s = time.monotonic() + _END_LIMIT_S
+        deadline_s = time.monotonic() + END_LIMIT_S
         while left := {*there} & {*self._names()}:
             if time.monotonic() > deadline_s:
                 raise ProvisioningError(
@@ -350,117 +333,6 @@ def _not_placed(run_id: str, num_machines: int, wait_s: float) -> str:
         f"Ray did not place the {num_machines} machines of run {run_id} within {wait_s:.0f} s; see ray status, add "
         f"machines, or plan with fewer"
     )
-
-
-@contextmanager
-def _asked() -> Iterator[Any]:
-    """Yield the module ray, connected to the cluster, and say in one line what it answers with.
-
-    Raises:
-        ProvisioningError: It is not installed, there is no cluster at the address, or it does not answer.
-    """
-    ray = _connected()
-    try:
-        yield ray
-    except ray.exceptions.RayError as problem:
-        said = str(problem).strip().splitlines() or [type(problem).__name__]
-        raise ProvisioningError(
-            f"Ray did not answer: {said[0]}; see ray status, or try again later"
-        ) from problem
-
-
-def _connected() -> Any:
-    address = os.environ.get(ADDRESS_VARIABLE, "")
-    try:
-        import ray  # some seconds, for those who ask it
-        import ray.util.scheduling_strategies
-    except ImportError as problem:
-        raise ProvisioningError("provider ray needs the package ray; pip install 'heterps[ray]'") from problem
-    if ray.is_initialized():
-        return ray
-    host, _, port = address.rpartition(":")
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        # Ray itself would try for a minute.
-        socket.create_connection((host, int(port)), timeout=_ANSWER_LIMIT_S).close()
-        ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, configure_logging=False)
-    except (OSError, RuntimeError, ValueError) as problem:
-        said = " ".join(str(problem).split())
-        raise ProvisioningError(
-            f"{ADDRESS_VARIABLE} must be host:port of a Ray cluster of version {ray.__version__} that has this "
-            f"machine as a part, got {address!r}: {said}; set it to the address that ray status shows on the head"
-        ) from problem
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            # Ray's own would end this process in place of what is to happen.
-            signal.signal(signal.SIGTERM, before)
-    return ray
-
-
-def _node_class() -> type:
-    """Return the class of an actor; local, so that its code goes to the machines, which do not have heterps."""
-
-    class Node:
-        """Runs a node as a process that ends with it, and tells it of a drain."""
-
-        def __init__(
-            self, instance_type: str, command: list[str], environment: dict[str, str], lease_until: datetime
-        ) -> None:
-            import subprocess
-            import sys
-            import threading
-            from pathlib import Path
-
-            import ray
-
-            self.lease_until = lease_until
-            self.told = {
-                "instance_type": instance_type,
-                "launched_at": datetime.now(UTC),
-                "address": ray.util.get_node_ip_address(),
-            }
-            run_directory = environment["HETERPS_RUN_DIR"]
-            self.folder = None
-            console = Path("/dev/null")
-            if "://" not in run_directory:
-                self.folder = Path(run_directory) / "nodes" / environment["HETERPS_NODE_ID"]
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / "booted").unlink(missing_ok=True)
-                console = self.folder / "console.log"
-            with console.open("ab") as said:
-                self.process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=said,
-                    stderr=said,
-                    env={**os.environ, **environment, "HETERPS_PYTHON": sys.executable},
-                    start_new_session=True,
-                )
-            threading.Thread(target=self.watch_drain, daemon=True).start()
-
-        def watch_drain(self) -> None:
-            """Give the notice of a batch system where this machine is drained."""
-            import ray
-
-            own = ray.get_runtime_context().get_node_id()
-            while own not in ray._private.state.state.get_draining_nodes():
-                time.sleep(5.0)
-            os.killpg(self.process.pid, signal.SIGUSR1)
-
-        def tell(self) -> dict[str, Any]:
-            is_alive = self.process.poll() is None
-            is_up = is_alive and (self.folder is None or (self.folder / "booted").exists())
-            return {**self.told, "lease_until": self.lease_until, "is_alive": is_alive, "is_up": is_up}
-
-        def renew(self, until: datetime) -> None:
-            self.lease_until = until
-
-        def end(self) -> None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(_END_LIMIT_S)
-
-    return Node
 
 
 def _size_of(resources: Mapping[str, float]) -> tuple[int, int, int, str, str]:
