@@ -232,7 +232,8 @@ class CheaperPlanSearch:
         With R the least price for stages of at most x seconds, a plan whose longest stage takes t <= x seconds costs
         at least t R; so after x only stage times below cost / R are left, which is where the walk goes on.
         """
-        target = cost_usd / self.stages.usd_per_product
+        # Multiplied and divided by the same number, a plan may look cheaper than itself.
+        target = cost_usd / self.stages.usd_per_product * (1 - ROUNDING)
         left = self.times
         while left.size:
             rate, product = self._cheapest_rate(left[-1])
