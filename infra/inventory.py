@@ -166,6 +166,17 @@ class MachineKind(JsonDocument):
             )
 
 
+def kind_name(*words: object) -> str:
+    """Return words of a home as the name of a kind.
+
+    Example:
+        >>> kind_name("slurm", "gpu_long", 32, 1)
+        'slurm-long-32-1'
+    """
+    text = re.sub("cpu|gpu|spot", " ", " ".join(map(str, words)).lower())
+    return "-".join(re.findall(r"[a-z0-9]+", text))
+
+
 def inventory_path(workspace: Workspace) -> Path:
     """Return where the machines of a workspace are listed."""
     return workspace.root / _NAME

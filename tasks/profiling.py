@@ -136,7 +136,7 @@ class ProfiledModel:
         return f"; not fused: {', '.join(profile.general_layers)}, {profile.general_share:.0%} of the time"
 
     def profiling_usd(self, run_id: str) -> float:
-        """Return the cost of the measurements that no other run has borne.
+        """Return the cost of the measurements that no other run has paid.
 
         The first run on rented machines that plans with a measurement bears all of its cost, so that the costs of
         runs add up to what was spent; a dry run shows what that run would bear.
@@ -307,7 +307,7 @@ def _measured_sibling(measured: Mapping[str, DeviceProfile], name: str) -> Devic
 
 
 def charge_measurements(workspace: Workspace, profiled: ProfiledModel, *, run_id: str) -> None:
-    """Record that a run on rented machines bears the cost of the measurements that no other run has borne."""
+    """Record that a run on rented machines bears the cost of the measurements that no other run has paid."""
     cache = DeviceProfileCache(workspace.profiles_directory)
     for kept in profiled.measured.values():
         if kept.charged_to is None:

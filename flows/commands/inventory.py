@@ -1,6 +1,6 @@
 """Write the machines that you have into machines.toml of the workspace, from what a home shows: here, ray or slurm.
 
-Kinds of other homes that the file has stay in it; those of this home are written anew, at the price that is given. A
+Kinds of other homes that the file has stay in it; those of this home are replaced, at the price that is given. A
 person then edits prices, and what the home does not show. docs/HOMES.md has each field.
 
 examples:

@@ -60,8 +60,8 @@ def write_rates(folder: Path, found: Mapping[str, Rates]) -> None:
 def rates_between(folder: Path, region: str, home: str | None) -> Rates:
     """Return the rates of a run with machines in a region; its store is at home, by default in the same region.
 
-    A rate that no refresh has found is that of us-east-1. A byte between the regions costs what the dearer of the
-    two directions costs.
+    A rate that no refresh has found is that of us-east-1. A byte between the regions costs the higher rate of the
+    two directions.
     """
     home = home or region
     there, at_home = _kept(folder).get(region, {}), _kept(folder).get(home, {})

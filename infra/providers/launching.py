@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
-from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ProvisioningError
+from heterps_core.device_types import DEVICE_TYPES, OWN_DEVICE_TYPES
+from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import hardware_name
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from heterps_core.training.node import OWN_DISKS_VARIABLE
+from infra.checks import Check, tried
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.base import Provider
-from infra.workspace import check_run_id
+from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store
+
+DISK_OF_MACHINE = {OWN_DISKS_VARIABLE: "/var/tmp"}
+"""Where a machine of a cluster keeps rows of tables that memory does not hold: the run directory may be on a file
+server, and /tmp in memory."""
 
 _POLL_INTERVAL_S = 0.2
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
 class Started(NamedTuple):
@@ -99,6 +108,30 @@ def wait_until_up(
         time.sleep(_POLL_INTERVAL_S)
 
 
+def workspace_mark(workspace: Workspace) -> str:
+    """Return the name of a workspace in a cluster: none looks after the machines of another one of the same user."""
+    return f"{zlib.crc32(str(workspace.root).encode()):08x}"
+
+
+def rendezvous_port(launch: int) -> int:
+    """Return the port of a launch, by its number: two launches may share a machine."""
+    return _FIRST_PORT + launch % _NUM_PORTS
+
+
+def run_directory_check(workspace: Workspace) -> Check:
+    """Check the place where the flow and the nodes of a cluster meet, as far as this machine can see it."""
+
+    def place() -> str:
+        if has_run_store():
+            return location_in_store("runs")
+        folder = next(path for path in (workspace.root, *workspace.root.parents) if path.exists())
+        if not os.access(folder, os.W_OK):
+            raise ConfigurationError(f"the folder {folder} must be writable; set HETERPS_HOME to another one")
+        return f"{workspace.root}, which all machines must share"
+
+    return tried("run directory", place)
+
+
 def node_of(request: NodeRequest, *, address: str, provider_instance_id: str) -> Node:
     """Return the node that a request became."""
     return Node(
@@ -122,7 +155,7 @@ def _own_disk_bytes(request: NodeRequest) -> float:
 
     Where no volume was bought, they go there too, at a speed that no plan knows.
     """
-    hardware = DEVICE_TYPES.get(hardware_name(request.device_type))
+    hardware = {**DEVICE_TYPES, **OWN_DEVICE_TYPES}.get(hardware_name(request.device_type))
     if hardware is None or (request.disk_usd_per_hour > 0 and not hardware.local_disk_bytes_per_s):
         return 0.0
     return hardware.local_disk_bytes * hardware.equal_units_of(request.offer.instance_type)

@@ -1,24 +1,19 @@
 """A provider that is one module and one line in the registry goes through the whole line, as the listed ones do."""
 
-import os
-import subprocess
-import sys
 from datetime import UTC, datetime
 
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from heterps_core.training.step_metrics import read_progress
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.providers import PROVIDERS, provider_of
-from infra.workspace import HOME_VARIABLE
 from tasks.clusters import bills_of_run, end_machines_of, machines_of_run
 from tasks.reports.bills import bill_text
 from tests.contracts import pretend_provider
 from tests.contracts.pretend_provider import PLACE, USD_PER_HOUR, PretendPrices, PretendProvider
-from tests.paths import PROJECT
+from tests.started_runs import started_runs
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,36 +35,9 @@ def start(workspace, clicks_of_runs, monkeypatch):
     """Starts a run as a person does, and ends it whatever becomes of the test."""
     monkeypatch.setitem(PROVIDERS, PretendProvider.name, PretendProvider)
     earlier = set(workspace.runs_directory.iterdir())
-    runs = []
-
-    def started(*arguments):
-        run = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                pretend_provider.__name__,
-                "--data",
-                clicks_of_runs,
-                *SETTINGS,
-                *arguments,
-            ],
-            cwd=PROJECT,
-            env={
-                **os.environ,
-                HOME_VARIABLE: str(workspace.root),
-                "PREFECT_API_URL": PREFECT_API_URL.value(),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        runs.append(run)
-        return run
-
-    yield started, lambda: {path.name for path in set(workspace.runs_directory.iterdir()) - earlier}
-    for run in runs:
-        run.kill()
-        run.communicate()
+    program = ("-m", pretend_provider.__name__, "--data", clicks_of_runs, *SETTINGS)
+    with started_runs(workspace, *program) as started:
+        yield started, lambda: {path.name for path in set(workspace.runs_directory.iterdir()) - earlier}
     for path in set(workspace.runs_directory.iterdir()) - earlier:
         end_machines_of(workspace, path.name)
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
-from prefect.settings import PREFECT_API_URL
 
 from heterps_core.training.node import NODE_ID_VARIABLE
 from heterps_core.training.step_metrics import read_progress
@@ -20,6 +19,7 @@ from infra.workspace import HOME_VARIABLE
 from tests.paths import PROJECT
 from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
+from tests.started_runs import started_runs
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.weekly, pytest.mark.root, pytest.mark.timeout(600)]
@@ -71,38 +71,8 @@ def start(cluster, workspace, clicks_of_runs, monkeypatch):
     """Starts a run as a person does, and ends it whatever becomes of the test."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
-    runs = []
-
-    def started(*arguments):
-        run = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "flows.train_ctr",
-                "--provider",
-                "slurm",
-                "--data",
-                clicks_of_runs,
-                *SETTINGS,
-                *arguments,
-            ],
-            cwd=PROJECT,
-            env={
-                **os.environ,
-                HOME_VARIABLE: str(workspace.root),
-                "PREFECT_API_URL": PREFECT_API_URL.value(),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        runs.append(run)
-        return run
-
-    yield started
-    for run in runs:
-        run.kill()
-        run.communicate()
+    with started_runs(workspace, *train_on("slurm", clicks_of_runs)) as started:
+        yield started
 
 
 def newest_entries(workspace):

@@ -97,7 +97,7 @@ def _sizes(options: Sequence[_CoverOption]) -> tuple[InstanceSize, ...]:
 
 
 def most_units(device_type: str, offers: Iterable[InstanceOffer]) -> float:
-    """Return the units of a device type that there are; infinite where machines may be had as asked for."""
+    """Return the units of a device type that there are; infinite where offers have no count."""
     counts = [
         (math.inf if option.offer.count is None else option.offer.count, option.units)
         for option in _options_for(device_type, tuple(offers))

@@ -25,17 +25,24 @@ from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import NODE_ID_VARIABLE
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
 from infra.checks import Check, tried
-from infra.inventory import MachineKind
+from infra.inventory import MachineKind, kind_name
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
 from infra.providers.base import InsufficientCapacityError, Provider
-from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.providers.launching import (
+    DISK_OF_MACHINE,
+    Started,
+    launched_together,
+    rendezvous_port,
+    run_directory_check,
+    wait_until_up,
+    workspace_mark,
+)
 from infra.providers.ray.connection import ADDRESS_VARIABLE, ANSWER_LIMIT_S, NAMESPACE, asked
 from infra.providers.ray.node_actor import END_LIMIT_S, WITH_ACTOR, node_class
-from infra.workspace import Workspace, check_run_id, has_run_store, run_of_launch
+from infra.workspace import Workspace, check_run_id, run_of_launch
 
 _POLL_INTERVAL_S = 0.1
-_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 _WAIT_S = 600.0
 _LEAST = 0.001
 """Of a resource that marks a kind of machines; such a resource counts nothing."""
@@ -74,8 +81,7 @@ class RayProvider(Provider):
     def __init__(self, workspace: Workspace, *, wait_s: float = _WAIT_S) -> None:
         self._workspace = workspace
         self._wait_s = wait_s
-        # One workspace does not look after the machines of another one.
-        self._mark = f"{zlib.crc32(str(workspace.root).encode()):08x}"
+        self._mark = workspace_mark(workspace)
 
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
@@ -105,8 +111,7 @@ class RayProvider(Provider):
             "Ray machines",
             lambda: found(f"{kind.count} x {kind.kind}" for kind in self.found_machines(self._workspace)),
         )
-        place = "the run store" if has_run_store() else "the workspace, which all machines must share"
-        yield tried("run directory", lambda: place)
+        yield run_directory_check(self._workspace)
 
     def launch(
         self,
@@ -129,8 +134,7 @@ class RayProvider(Provider):
                 yield Started(answer["address"], f"{run_id}/{request.node_id}", answer["launched_at"])
 
         def rendezvous(nodes: Sequence[Node]) -> str:
-            port = _FIRST_PORT + zlib.crc32(run_id.encode()) % _NUM_PORTS
-            return f"{nodes[0].address}:{port}"
+            return f"{nodes[0].address}:{rendezvous_port(zlib.crc32(run_id.encode()))}"
 
         return launched_together(self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=rendezvous)
 
@@ -216,7 +220,7 @@ class RayProvider(Provider):
     ) -> _Held:
         """Return a group with a bundle for each request, that of an earlier launch of the run where it has them.
 
-        Ray places the bundle of a lost machine anew, where a second group would wait for a second machine.
+        Ray places the bundle of a lost machine again, where a second group would wait for a second machine.
 
         Raises:
             InsufficientCapacityError: The group is not placed within the longest wait.
@@ -293,7 +297,7 @@ class RayProvider(Provider):
                         placement_group_bundle_index=held.bundles[request.node_id, machine.name],
                     ),
                 )
-                own = {**environment, NODE_ID_VARIABLE: request.node_id}
+                own = {**environment, **DISK_OF_MACHINE, NODE_ID_VARIABLE: request.node_id}
                 held.actors.append(options.remote(machine.name, command, own, lease_until))
             _HELD[f"{self._mark}/{run_id}"] = held
             try:
@@ -349,9 +353,8 @@ def _kind_of(
     """Return nodes as a kind; None where they have no cores to give, as a head often has none."""
     if not cores or not memory:
         return None
-    words = re.sub("cpu|gpu|spot", " ", f"ray {resource} {cores} {number}".lower())
     return MachineKind(
-        kind="-".join(re.findall(r"[a-z0-9]+", words)),
+        kind=kind_name(RayProvider.name, resource, cores, number),
         home=RayProvider.name,
         count=count,
         cores=cores,

@@ -17,7 +17,6 @@ import os
 import re
 import shlex
 import time
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -31,14 +30,22 @@ from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import NODE_ID_VARIABLE, NOTICE_S
 from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
 from infra.checks import Check, tried
-from infra.inventory import MachineKind
+from infra.inventory import MachineKind, kind_name
 from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
 from infra.providers.base import InsufficientCapacityError, Provider
-from infra.providers.launching import Started, launched_together, wait_until_up
+from infra.providers.launching import (
+    DISK_OF_MACHINE,
+    Started,
+    launched_together,
+    rendezvous_port,
+    run_directory_check,
+    wait_until_up,
+    workspace_mark,
+)
 from infra.providers.slurm.commands import ASK_SLURM, addresses_of, asked, check_scheduler, check_version
 from infra.providers.slurm.queue import PENDING, RUNNING, Job, jobs_of
-from infra.workspace import Workspace, check_run_id, has_run_store
+from infra.workspace import Workspace, check_run_id
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +57,6 @@ _END_LIMIT_S = 90.0
 """Slurm kills processes that stay after KillWait, 30 s by default."""
 
 _POLL_INTERVAL_S = 0.5
-_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
-"""Ports of rendezvous, by the number of the job: two jobs may share a machine."""
-
 _MIB = 2**20
 _SELECTORS = {"partition": "--partition", "features": "--constraint", "gres": "--gres"}
 
@@ -73,8 +77,7 @@ class SlurmProvider(Provider):
     def __init__(self, workspace: Workspace, *, wait_s: float = 60 * DEFAULT_WAIT_MINUTES) -> None:
         self._workspace = workspace
         self._wait_s = wait_s
-        # One workspace does not look after the machines of another one of the same user.
-        self._mark = f"heterps-{zlib.crc32(str(workspace.root).encode()):08x}"
+        self._mark = f"heterps-{workspace_mark(workspace)}"
         self._folders: dict[str, Path] = {}
         """Run directories of this process's launches that are folders, where nodes say that they are up."""
 
@@ -116,8 +119,7 @@ class SlurmProvider(Provider):
         )
         yield tried("Slurm machines", lambda: ", ".join(asked("sinfo", "-h", "-o", "%D of %P").splitlines()))
         yield tried("Slurm components", check_scheduler, found="several machines can start together")
-        place = "the run store" if has_run_store() else "the workspace, which all machines must share"
-        yield tried("run directory", lambda: place)
+        yield run_directory_check(self._workspace)
 
     def launch(
         self,
@@ -144,7 +146,7 @@ class SlurmProvider(Provider):
 
         def rendezvous(nodes: Sequence[Node]) -> str:
             job_id = nodes[0].provider_instance_id.rpartition("/")[2].partition("+")[0]
-            return f"{nodes[0].address}:{_FIRST_PORT + int(job_id) % _NUM_PORTS}"
+            return f"{nodes[0].address}:{rendezvous_port(int(job_id))}"
 
         return launched_together(self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=rendezvous)
 
@@ -230,7 +232,8 @@ class SlurmProvider(Provider):
         environment = node_environment(
             bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
         )
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+        variables = sorted({**environment, **DISK_OF_MACHINE}.items())
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
         starts = []
         for index, request in enumerate(requests):
             console = "/dev/null"
@@ -314,9 +317,8 @@ def _kind_of(size: str, number: int, count: int) -> MachineKind:
     partition, cores, memory_mib, disk_mib, cards, features = size.split("|")
     gpus = re.search(r"gpu:(?:([^:(,]+):)?(\d+)", cards)
     feature = {} if features == "(null)" else {"features": features.replace(",", "&")}
-    words = re.sub("cpu|gpu|spot", " ", f"slurm {partition} {cores} {number}".lower())
     return MachineKind(
-        kind="-".join(re.findall(r"[a-z0-9]+", words)),
+        kind=kind_name(SlurmProvider.name, partition, cores, number),
         home=SlurmProvider.name,
         count=count,
         cores=int(cores),

@@ -30,7 +30,7 @@ def test_rates_come_from_all_products_in_the_units_of_bills():
     prices, pricing, _ = stubbed_prices()
     will_give_rates(pricing, AWAY)
 
-    # By hand: 46.08 USD for a GiB/s is 0.045 for a MiB/s; of two tiers the dearer counts.
+    # By hand: 46.08 USD for a GiB/s is 0.045 for a MiB/s; of two tiers the more expensive one counts.
     assert prices.rates(AWAY, now=NOW) == aws_answers.RATES
     pricing.assert_no_pending_responses()
 
@@ -48,7 +48,7 @@ def test_without_a_refresh_rates_are_those_of_the_bundled_region(tmp_path):
     assert rates_between(tmp_path, HOME, HOME) == RATES
 
 
-def test_a_byte_between_regions_costs_what_the_dearer_direction_costs(folder):
+def test_a_byte_between_regions_costs_the_higher_rate_of_the_directions(folder):
     assert rates_between(folder, AWAY, HOME)[BETWEEN].usd_per_unit == 0.02
 
     write_rates(folder, {FAR: {"traffic to eu-west-1": rate(0.138)}})

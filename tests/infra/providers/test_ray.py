@@ -8,19 +8,18 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
-from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.base import InsufficientCapacityError
 from infra.providers.ray.node_actor import node_class
 from infra.providers.ray.provider import RayProvider
 from infra.workspace import Workspace, free_loopback_port
-from tests.infra.builders import bootstrap, plan
+from tests.infra.builders import bootstrap
+from tests.infra.cluster_homes import launch, listed
 from tests.paths import PROJECT
 from tests.ray_cluster import CORES_EACH, NODES, ray_cluster
 from tests.waiting import wait_for
@@ -60,34 +59,6 @@ def ledger(tmp_path):
     return Ledger(tmp_path / "ledger.sqlite")
 
 
-def launch(provider, ledger, run_bootstrap, *, run_id="r1", planned=None):
-    return provider.launch(
-        planned or plan(),
-        run_id=run_id,
-        lease_until=datetime.now(UTC) + timedelta(seconds=60),
-        bootstrap=run_bootstrap,
-        ledger=ledger,
-    )
-
-
-def listed(workspace, *selectors, cores=2):
-    """Write an inventory of one kind for each selector; return a plan of one machine of each kind."""
-    kinds = [
-        MachineKind(
-            kind=f"kind{number}",
-            home="ray",
-            count=4,
-            cores=cores,
-            memory_gb=4.0,
-            price_usd_per_hour=0.5,
-            selector=selector,
-        )
-        for number, selector in enumerate(selectors)
-    ]
-    inventory_path(workspace).write_text(inventory_text(kinds))
-    return plan(*[next(kind.offers()) for kind in kinds])
-
-
 def node_processes(machines, folder):
     """Return the processes in the namespace that belong to nodes of a run."""
     found = []
@@ -112,6 +83,7 @@ def test_a_node_sees_its_run_and_its_name_and_is_no_dry_run(provider, ledger, tm
     assert (variables["HETERPS_RUN_ID"], variables["HETERPS_NODE_ID"]) == ("r1", "stage1-node0")
     assert (variables["HETERPS_NODE_IS"], variables["HETERPS_DRY_RUN"]) == ("process", "0")
     assert bytes.fromhex(variables["HETERPS_RUN_KEY"]) == b"key"
+    assert variables["HETERPS_OWN_DISKS"] == "/var/tmp"
 
 
 def test_the_machines_that_a_cluster_shows_are_its_kinds(machines, workspace):
@@ -127,7 +99,7 @@ def test_the_machines_that_a_cluster_shows_are_its_kinds(machines, workspace):
 def test_each_kind_goes_to_the_machines_that_its_selector_names(provider, workspace, ledger, tmp_path):
     import ray
 
-    planned = listed(workspace, {"resource": "xeon"}, {"resource": "arm"})
+    planned = listed(workspace, "ray", {"resource": "xeon"}, {"resource": "arm"})
 
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=planned)
 
@@ -139,7 +111,7 @@ def test_a_group_that_cannot_be_placed_holds_nothing(machines, workspace, ledger
     import ray
 
     provider = RayProvider(workspace, wait_s=2.0)
-    planned = listed(workspace, {"resource": "epyc"}, {"resource": "riscv"})
+    planned = listed(workspace, "ray", {"resource": "epyc"}, {"resource": "riscv"})
 
     with pytest.raises(
         InsufficientCapacityError, match="did not place the 2 machines of run r1 within 2 s"
@@ -152,7 +124,7 @@ def test_a_group_that_cannot_be_placed_holds_nothing(machines, workspace, ledger
 
 
 def test_a_machine_that_ended_is_had_again_in_its_place(provider, workspace, ledger, tmp_path):
-    planned = listed(workspace, {"resource": "epyc"}, {"resource": "arm"}, cores=CORES_EACH)
+    planned = listed(workspace, "ray", {"resource": "epyc"}, {"resource": "arm"}, cores=CORES_EACH)
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=planned)
     lost = provider.list_instances("r1")[1]
     provider.terminate_instance(lost)
@@ -258,7 +230,7 @@ def test_a_machine_that_is_drained_gives_its_node_notice(machines, provider, wor
         "time.sleep(100)\n"
     )
     machines.add_node("drained")
-    planned = listed(workspace, {"resource": "drained"})
+    planned = listed(workspace, "ray", {"resource": "drained"})
     cluster = launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)), planned=planned)
     provider.wait_until_ready(cluster, timeout_s=60.0)
 
@@ -333,7 +305,7 @@ def test_a_cluster_of_another_version_is_refused(machines, tmp_path):
 @pytest.mark.weekly
 def test_a_lost_machine_is_no_machine_any_more(machines, provider, workspace, ledger, tmp_path):
     machines.add_node("spare")
-    planned = listed(workspace, {"resource": "spare"}, {"resource": "arm"})
+    planned = listed(workspace, "ray", {"resource": "spare"}, {"resource": "arm"})
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=planned)
 
     machines.raylet("spare").kill()

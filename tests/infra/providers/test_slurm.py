@@ -15,13 +15,13 @@ import pytest
 
 from heterps_core.errors import HeterpsError, ProvisioningError
 from heterps_core.training.node import NOTICE_S
-from infra.inventory import MachineKind, inventory_path, inventory_text
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
 from infra.providers.base import InsufficientCapacityError
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, offer, plan
+from tests.infra.cluster_homes import launch, listed
 from tests.paths import PROJECT
 from tests.slurm_cluster import CORES_EACH, slurm_cluster
 from tests.waiting import wait_for
@@ -55,16 +55,6 @@ def ledger(tmp_path):
     return Ledger(tmp_path / "ledger.sqlite")
 
 
-def launch(provider, ledger, run_bootstrap, *, run_id="r1", lease_s=60.0, planned=None):
-    return provider.launch(
-        planned or plan(),
-        run_id=run_id,
-        lease_until=datetime.now(UTC) + timedelta(seconds=lease_s),
-        bootstrap=run_bootstrap,
-        ledger=ledger,
-    )
-
-
 def larger_than_any_node():
     large = offer()
     return plan(replace(large, instance_type=replace(large.instance_type, vcpus=2 * CORES_EACH)))
@@ -74,24 +64,6 @@ def fills_a_node(number_of_nodes):
     whole = offer()
     whole = replace(whole, instance_type=replace(whole.instance_type, vcpus=CORES_EACH))
     return plan(*[whole] * number_of_nodes)
-
-
-def listed(workspace, *selectors):
-    """Write an inventory of one kind for each selector; return a plan of one machine of each kind."""
-    kinds = [
-        MachineKind(
-            kind=f"kind{number}",
-            home="slurm",
-            count=4,
-            cores=2,
-            memory_gb=4.0,
-            price_usd_per_hour=0.5,
-            selector=selector,
-        )
-        for number, selector in enumerate(selectors)
-    ]
-    inventory_path(workspace).write_text(inventory_text(kinds))
-    return plan(*[next(kind.offers()) for kind in kinds])
 
 
 def test_a_node_sees_its_run_and_its_name_and_is_no_dry_run(commands, workspace, ledger, tmp_path):
@@ -108,6 +80,7 @@ def test_a_node_sees_its_run_and_its_name_and_is_no_dry_run(commands, workspace,
     assert (variables["HETERPS_RUN_ID"], variables["HETERPS_NODE_ID"]) == ("r1", "stage1-node0")
     assert (variables["HETERPS_NODE_IS"], variables["HETERPS_DRY_RUN"]) == ("process", "0")
     assert bytes.fromhex(variables["HETERPS_RUN_KEY"]) == b"key"
+    assert variables["HETERPS_OWN_DISKS"] == "/var/tmp"
 
 
 def test_the_queue_shows_run_lease_node_and_kind(commands, workspace, ledger, tmp_path):
@@ -139,7 +112,7 @@ def test_another_workspace_of_the_user_does_not_see_its_machines(commands, works
 
 
 def test_each_kind_goes_to_the_nodes_that_its_selector_names(commands, workspace, ledger, tmp_path):
-    planned = listed(workspace, {"features": "xeon", "partition": "cpu"}, {"features": "arm"})
+    planned = listed(workspace, "slurm", {"features": "xeon", "partition": "cpu"}, {"features": "arm"})
 
     cluster = launch(SlurmProvider(workspace), ledger, bootstrap(tmp_path / "run"), planned=planned)
 
@@ -249,7 +222,12 @@ def test_a_launch_without_room_leaves_nothing_in_the_queue(commands, workspace, 
 )
 def test_a_wrong_selector_is_answered_in_one_line(commands, workspace, ledger, tmp_path, selector, complaint):
     with pytest.raises(HeterpsError, match=complaint) as error:
-        launch(SlurmProvider(workspace), ledger, bootstrap(tmp_path), planned=listed(workspace, selector))
+        launch(
+            SlurmProvider(workspace),
+            ledger,
+            bootstrap(tmp_path),
+            planned=listed(workspace, "slurm", selector),
+        )
 
     assert "\n" not in str(error.value)
     assert {entry.state for entry in ledger.entries()} <= {EntryState.FAILED}
@@ -324,7 +302,7 @@ def test_nodes_outlive_the_daemon_of_their_machine(commands, workspace, ledger, 
 
 def test_a_drained_node_takes_no_new_machine_and_keeps_its_own(commands, workspace, ledger, tmp_path):
     provider = SlurmProvider(workspace, wait_s=2.0)
-    only = listed(workspace, {"features": "arm"})
+    only = listed(workspace, "slurm", {"features": "arm"})
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=only)
     commands.asked("scontrol", "update", "NodeName=arm1", "State=DRAIN", "Reason=test")
 

@@ -168,7 +168,7 @@ def choose(problems):
     return search.region, searched, why
 
 
-def test_the_cheapest_region_is_taken_and_a_dearer_one_is_not_searched():
+def test_the_cheapest_region_is_taken_and_a_more_expensive_one_is_not_searched():
     region, searched, why = choose(
         {EAST: with_prices(1.0), IRELAND: with_prices(1.1), WEST: with_prices(0.5)}
     )

@@ -86,8 +86,8 @@ def test_every_core_has_a_volume_at_its_share_of_what_the_instance_moves():
     # One core uses less than the throughput that a volume includes; a fiftieth of its room is its file system's.
     assert units["cpu-c7i"].disk_usd_per_hour == 0
     assert units["cpu-c7i"].disk_usd_per_gb_hour == pytest.approx(1.02 * 0.08 / 730)
-    dearer = {**RATES, "disks": RATES["disks"]._replace(usd_per_unit=0.152)}
-    units = with_table_disks(problem, graph, offers, dearer).device_types
+    costlier = {**RATES, "disks": RATES["disks"]._replace(usd_per_unit=0.152)}
+    units = with_table_disks(problem, graph, offers, costlier).device_types
     assert units["cpu-c7i"].disk_usd_per_gb_hour == pytest.approx(1.02 * 0.152 / 730)
 
 

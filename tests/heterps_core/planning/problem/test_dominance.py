@@ -58,14 +58,14 @@ def test_where_a_place_costs_no_less_no_plan_of_it_does(seed):
     random = np.random.default_rng(seed)
     drawn = make_problem(seed, num_layers=NUM_LAYERS, num_types=2, floor_samples_per_s=0.0)
     here = sized(drawn, random)
-    dearer = sized(drawn, random, factor=lambda: 1 + float(random.choice([0.0, 0.3])))
-    dearer = replace(dearer, extra_costs=replace(COSTS, startup_seconds=150.0, crossing_usd=0.2))
+    costlier = sized(drawn, random, factor=lambda: 1 + float(random.choice([0.0, 0.3])))
+    costlier = replace(costlier, extra_costs=replace(COSTS, startup_seconds=150.0, crossing_usd=0.2))
 
-    assert costs_no_less(dearer, here)
-    assert not costs_no_less(here, dearer)
+    assert costs_no_less(costlier, here)
+    assert not costs_no_less(here, costlier)
     plans = list(all_plans(here))
-    assert all(evaluate(dearer, plan).cost_usd >= evaluate(here, plan).cost_usd for plan in plans)
-    assert find_optimum(dearer).cost_usd >= find_optimum(here).cost_usd
+    assert all(evaluate(costlier, plan).cost_usd >= evaluate(here, plan).cost_usd for plan in plans)
+    assert find_optimum(costlier).cost_usd >= find_optimum(here).cost_usd
 
 
 def test_equal_places_cost_no_less_than_each_other():
