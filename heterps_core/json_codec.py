@@ -45,6 +45,9 @@ class JsonForm:
     earlier_names: tuple[tuple[str, str], ...] = ()
     """Pairs of what a field was called in documents of before, and its name."""
 
+    former_names: tuple[str, ...] = ()
+    """Fields of documents of before that are ignored."""
+
     toml_table: str = ""
     """Table of a TOML file that may hold it in place of a JSON file."""
 
@@ -217,7 +220,7 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
             document = {**document, name: document[earlier]}
     known = [field.name for field, _ in members]
     for name in document if form.is_strict else ():
-        if name not in (*known, form.version_name):
+        if name not in (*known, *form.former_names, form.version_name):
             raise MalformedDocumentError(
                 prefix + name, f"is not a known field; known are: {', '.join(known)}"
             )

@@ -21,9 +21,6 @@ unpacked, tables are filled and torch starts."""
 TEARDOWN_SECONDS = 30.0
 """Assumed, from the last step to the end of billing: the last checkpoint is written before it, the log after it."""
 
-TRANSFER_USD_PER_GB = 0.02
-"""Between zones of a region: 0.01 for each direction (aws.amazon.com/ec2/pricing/on-demand, data transfer)."""
-
 CHECKPOINT_SECONDS = 1.0
 """Assumed pause of all workers for one checkpoint: steps drain, and the rows that changed are copied, 256 MiB in some
 0.4 s; what is written is written beside the training (docs/log, 2026-11-24)."""
@@ -106,7 +103,6 @@ def job_extra_costs(
         + crossing.usd_per_hour
         if is_rented
         else OWN_HOUR_USD,
-        transfer_usd_per_gb=TRANSFER_USD_PER_GB,
         crossing_usd=crossing.usd,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,

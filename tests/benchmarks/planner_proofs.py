@@ -260,16 +260,13 @@ def _is_cheaper_without_caps(problem: SchedulingProblem, bound_usd: float) -> bo
 def charged(problem: SchedulingProblem, random: np.random.Generator) -> SchedulingProblem:
     """Return the problem with extra costs, its types in two zones and partly on spot."""
     units = {
-        name: replace(
-            unit, zone="ab"[index % 2], interruptions_per_hour=float(random.choice([0.0, 0.02, 0.4]))
-        )
-        for index, (name, unit) in enumerate(problem.device_types.items())
+        name: replace(unit, interruptions_per_hour=float(random.choice([0.0, 0.02, 0.4])))
+        for name, unit in problem.device_types.items()
     }
     charges = ExtraCosts(
         startup_seconds=200.0,
         teardown_seconds=30.0,
         storage_usd_per_hour=0.2,
-        transfer_usd_per_gb=float(random.choice([0.0, 2e-5])),
         checkpoint_seconds=float(random.choice([0.0, 20.0])),
         restart_seconds=180.0,
     )

@@ -66,9 +66,9 @@ def test_the_milp_walks_from_a_known_plan_of_the_contracts_problem_to_its_optimu
     assert search.cheapest_below(optimum_usd * (1 - 1e-9)) == math.inf
 
 
-def test_a_proof_holds_where_transfers_cost_and_nothing_is_on_spot():
+def test_a_proof_holds_where_extra_costs_are_charged_and_nothing_is_on_spot():
     problem = draw_capped(seed=1_000_025)
-    assert problem.extra_costs.transfer_usd_per_gb > 0
+    assert problem.extra_costs.startup_seconds > 0
     assert not any(unit.interruptions_per_hour for unit in problem.device_types.values())
 
     verdict = examine(problem, seed=25)

@@ -26,3 +26,9 @@ def taken(table: Any, shape: tuple[int, ...], index: tuple[Ints, ...]) -> Any:
         return taken(value, shape, index) if is_dataclass(value) else value
 
     return replace(table, **{each.name: part(getattr(table, each.name)) for each in fields(table)})
+
+
+def run_layers(runs: Ints) -> tuple[Ints, Ints]:
+    """Return first and last layers of runs, numbered b (b + 1) / 2 + a for layers a..b."""
+    last_layers = ((np.sqrt(8 * runs + 1) - 1) // 2).astype(np.int64)
+    return runs - last_layers * (last_layers + 1) // 2, last_layers

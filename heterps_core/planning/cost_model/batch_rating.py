@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.objective import Objective
-from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_table import StageTable
 
 _MOST_POINTS = 128
@@ -144,8 +143,7 @@ class GridRater:
     def rate(self, stages: PlanStages) -> BatchRating:
         """Return approximate costs and bounds of P plans."""
         self._fill(stages.rows)
-        transfers = self._transfers(stages)
-        charges = self._charges(stages, transfers)  # (P, J)
+        charges = self._charges(stages)  # (P, J)
         point, feasible = self._best_points(charges)
         plans = np.arange(point.size)
         over = np.flatnonzero(np.isfinite(charges[plans, point]) & ~self._keeps_caps(stages, point))
@@ -166,7 +164,7 @@ class GridRater:
             stages.starts,
         )
         price[~np.isfinite(charges[plans, point])] = np.inf
-        products = self.objective.product(reached, price, interruptions, transfers)
+        products = self.objective.product(reached, price, interruptions)
         # Single precision costs 1e-7 a stage; the bound gives that away.
         bounds = self.grid_seconds[point] * charges[plans, point] / self.step_ratio * (1 - 1e-5)
         return BatchRating(
@@ -175,7 +173,7 @@ class GridRater:
             shortfalls=self._shortfalls(stages, point, feasible, np.isfinite(price)),
         )
 
-    def _charges(self, stages: PlanStages, transfers: Floats) -> NDArray[np.float32]:
+    def _charges(self, stages: PlanStages) -> NDArray[np.float32]:
         """Return product over grid seconds of each plan at each grid point, infinite out of reach; shape (P, J)."""
         rates = np.add.reduceat(self.rates[stages.rows], stages.starts, axis=0)
         if self.on_demand is not None:
@@ -188,20 +186,8 @@ class GridRater:
             np.add.reduceat(
                 self.units[stages.rows] * of_unit[:, None], stages.starts, axis=0, out=interruptions
             )
-        products = self.objective.product(self.grid_seconds, rates, interruptions, transfers[:, None])
+        products = self.objective.product(self.grid_seconds, rates, interruptions)
         return _in_single_precision(products / self.grid_seconds)
-
-    def _transfers(self, stages: PlanStages) -> Floats:
-        """Return what each plan's boundaries are charged, shape (P,)."""
-        charges = np.zeros(stages.starts.size)
-        if self.objective.transfer_products is not None:
-            runs, types = np.divmod(stages.rows, self.num_types)
-            first_layers, _ = run_layers(runs)
-            before = np.roll(types, 1)
-            of_stage = self.objective.transfer_products[first_layers, before, types]
-            of_stage[stages.starts] = 0.0
-            charges = np.add.reduceat(of_stage, stages.starts)
-        return charges
 
     def _best_points(self, charges: NDArray[np.float32]) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the grid point of least cost within the limit, or the first one within reach beyond it."""

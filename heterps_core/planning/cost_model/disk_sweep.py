@@ -39,9 +39,10 @@ from heterps_core.embeddings.swept.sweep_memory import (
     PARTS_OF_MEMORY,
 )
 from heterps_core.planning.cost_model.arrays import Floats
-from heterps_core.planning.cost_model.objective import BYTES_PER_GB
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+
+_BYTES_PER_GB = 1e9
 
 ROW_BYTES = 68
 """Bytes of a row of 16 numbers with an accumulator."""
@@ -221,7 +222,7 @@ def sweep_terms(problem: SchedulingProblem, sums: Callable[[Sequence[float]], Fl
         disk_bytes=of_types([unit.disk_bytes for unit in units]),
         disk_bytes_per_s=of_types([unit.disk_bytes_per_s for unit in units]),
         room_usd_per_hour=table_bytes
-        / BYTES_PER_GB
+        / _BYTES_PER_GB
         * of_types([unit.disk_usd_per_gb_hour for unit in units]),
         speed_usd_per_hour=of_types([unit.disk_usd_per_hour for unit in units]),
     )

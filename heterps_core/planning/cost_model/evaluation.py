@@ -16,7 +16,6 @@ import numpy as np
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.disk_sweep import Sweep
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
-from heterps_core.planning.cost_model.objective import BYTES_PER_GB
 from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
@@ -207,17 +206,10 @@ def _cost_lines(
     price = sum(part.price_usd_per_hour for part in parts)
     unit_price = sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
     storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
-    transfer_usd = sum(
-        # Activations cross forward, their gradients back.
-        2 * problem.layers[left.last_layer].output_bytes_per_sample / BYTES_PER_GB * extra.transfer_usd_per_gb
-        for left, right in pairwise(part.stage for part in parts)
-        if problem.device_types[left.device_type].zone != problem.device_types[right.device_type].zone
-    ) * (problem.num_samples * problem.num_epochs)
     lost_share = (
         math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)
         + extra.restart_seconds / SECONDS_PER_HOUR * interruptions_per_hour
     )
-    hourly_usd = price + extra.storage_usd_per_hour + transfer_usd / (run_hours + overhead_hours)
     return (
         CostLine("compute", run_hours * unit_price),
         CostLine("whole instances", run_hours * (price - on_demand_usd_per_hour - unit_price - disks_usd)),
@@ -225,9 +217,8 @@ def _cost_lines(
         CostLine("one machine on-demand", run_hours * on_demand_usd_per_hour),
         CostLine("start-up and teardown", overhead_hours * price),
         CostLine("storage", storage_usd),
-        CostLine("transfer between zones", transfer_usd),
         CostLine("transfer between regions", extra.crossing_usd),
-        CostLine("spot risk", run_hours * lost_share * hourly_usd),
+        CostLine("spot risk", run_hours * lost_share * (price + extra.storage_usd_per_hour)),
         CostLine("search and profiling", extra.search_and_profiling_usd),
     )
 

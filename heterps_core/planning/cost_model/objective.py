@@ -1,18 +1,16 @@
-"""What a plan costs altogether, from its longest stage time, its price, its interruptions and its transfers.
+"""What a plan costs altogether, from its longest stage time, its price and its interruptions.
 
 With x the longest stage time in seconds, R the price of all instances, and of disks that are bought for tables, in
 USD per hour, the bill of a run is
 
-    N / 3600 * (x h + x0) * (R + r0 + w / (x + x0))  +  fixed USD
+    N / 3600 * (x h + x0) * (R + r0)  +  fixed USD
 
 N are the steps of the run, E M / B, and what pauses for checkpoints and evaluation take, counted as steps.
-x0 are start-up and teardown, spread over the steps; r0 is storage per hour; w the price of what crosses between
-zones in one step (in seconds times USD per hour); h >= 1 is the stretch by interruptions. With all terms off it is
-the planning contract's x * R. Young's checkpoint interval sqrt(2 delta / L) for L interruptions per hour costs a
-share sqrt(2 delta L) of the time in pauses and lost work together, and each interruption a restart rho, so
-h = 1 + sqrt(2 delta L) + rho L (J. W. Young, CACM 17(9), 1974; J. T. Daly, FGCS 22(3), 2006, whose higher
-terms matter only where a checkpoint takes a good part of the time between failures). Work that is lost is
-transferred again; charging w for the whole stretch overstates that by the pauses.
+x0 are start-up and teardown, spread over the steps; r0 is storage per hour; h >= 1 is the stretch by interruptions.
+With all terms off it is the planning contract's x * R. Young's checkpoint interval sqrt(2 delta / L) for L
+interruptions per hour costs a share sqrt(2 delta L) of the time in pauses and lost work together, and each
+interruption a restart rho, so h = 1 + sqrt(2 delta L) + rho L (J. W. Young, CACM 17(9), 1974; J. T. Daly, FGCS 22(3),
+2006, whose higher terms matter only where a checkpoint takes a good part of the time between failures).
 """
 
 from __future__ import annotations
@@ -22,12 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.partition_sums import sums_over_changes
+from heterps_core.planning.cost_model.arrays import Floats
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.units import SECONDS_PER_HOUR
-
-BYTES_PER_GB = 1e9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,10 +47,6 @@ class Objective:
     interruptions_per_hour: Floats
     """Interruptions of one unit of each device type, all 0 where interruptions cost nothing; shape (T,)."""
 
-    transfer_products: Floats | None
-    """w where the boundary before a layer lies between two types, shape (L, T, T): [layer, type before, type
-    after]. None where nothing is charged for transfers."""
-
     most_interruptions_per_hour: float
     usd_per_product: float
     fixed_usd: float
@@ -77,14 +68,7 @@ class Objective:
     @property
     def is_plain(self) -> bool:
         """Whether the product is x * R, as in the planning contract."""
-        return (
-            self.extra_seconds == 0 and self.extra_usd_per_hour == 0 and not self.weighs_differently_over_time
-        )
-
-    @property
-    def weighs_differently_over_time(self) -> bool:
-        """Whether two plans of the same stage time may change their order where that time changes."""
-        return self.has_interruptions or self.transfer_products is not None
+        return self.extra_seconds == 0 and self.extra_usd_per_hour == 0 and not self.has_interruptions
 
     def stretch(self, interruptions_per_hour: Any) -> Any:
         """Return h for the interruptions of a whole plan."""
@@ -94,24 +78,10 @@ class Objective:
             + self.restart_hours * interruptions_per_hour
         )
 
-    def product(
-        self, stage_seconds: Any, usd_per_hour: Any, interruptions_per_hour: Any, transfer_product: Any
-    ) -> Any:
-        """Return (x h + x0) * (R + r0 + w / (x + x0))."""
+    def product(self, stage_seconds: Any, usd_per_hour: Any, interruptions_per_hour: Any) -> Any:
+        """Return (x h + x0) * (R + r0)."""
         stretched = stage_seconds * self.stretch(interruptions_per_hour) + self.extra_seconds
-        return stretched * self.hourly(stage_seconds, usd_per_hour, transfer_product)
-
-    def hourly(self, stage_seconds: Any, usd_per_hour: Any, transfer_product: Any) -> Any:
-        """Return R + r0 + w / (x + x0): all that is charged by the hour."""
-        return (
-            usd_per_hour + self.extra_usd_per_hour + transfer_product / (stage_seconds + self.extra_seconds)
-        )
-
-    def transfers(self, rows: Ints) -> Floats:
-        """Return w of partitions, last stage first, padded with -1; shape (X, L) -> (X,)."""
-        if self.transfer_products is None:
-            return np.zeros(len(rows))
-        return sums_over_changes(self.transfer_products, rows)
+        return stretched * (usd_per_hour + self.extra_usd_per_hour)
 
     def cost_usd(self, product: Any) -> Any:
         """Return the bill of a run."""
@@ -137,19 +107,6 @@ def objective_of(problem: SchedulingProblem) -> Objective:
         restart_hours=extra.restart_seconds / SECONDS_PER_HOUR,
         interruptions_per_hour=interruptions,
         most_interruptions_per_hour=float(interruptions @ [unit.max_units for unit in units]),
-        transfer_products=_transfer_products(problem, usd_per_product),
         usd_per_product=usd_per_product,
         fixed_usd=extra.fixed_usd,
     )
-
-
-def _transfer_products(problem: SchedulingProblem, usd_per_product: float) -> Floats | None:
-    zones = np.array([unit.zone for unit in problem.device_types.values()])
-    is_crossing = zones[:, None] != zones
-    if problem.extra_costs.transfer_usd_per_gb == 0 or not is_crossing.any():
-        return None
-    bytes_per_sample = np.array([0.0, *(layer.output_bytes_per_sample for layer in problem.layers[:-1])])
-    # Activations cross forward, their gradients back.
-    run_bytes = 2 * bytes_per_sample * problem.num_samples * problem.num_epochs
-    usd = run_bytes / BYTES_PER_GB * problem.extra_costs.transfer_usd_per_gb
-    return np.asarray((usd / usd_per_product)[:, None, None] * is_crossing)

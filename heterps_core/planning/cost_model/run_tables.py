@@ -10,12 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
 from heterps_core.planning.cost_model.disk_sweep import sweep_terms
 from heterps_core.planning.cost_model.drained_paths import drained_paths
 from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover, PriceStairs
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_cost import (
     COMPARISON_TOLERANCE,
     is_within,

@@ -4,7 +4,7 @@ Claim: where `costs_no_less(problem, other)`, each plan of the problem is a plan
 Proof: but for prices, interruptions, extra costs and the floor both are equal, so a plan takes the same time, needs
 the same memory and is within the same caps; the other floor is no higher. Units and their disks are sold in the same
 sizes for no more, so the cheapest ones for any number of units, with one machine on-demand or without, cost no more.
-The cost (x h + x0) (R + r0 + w / (x + x0)) + fixed of `cost_model/objective.py` does not fall with the price R of the
+The cost (x h + x0) (R + r0) + fixed of `cost_model/objective.py` does not fall with the price R of the
 instances, with the interruptions in h, or with any of the extra costs.
 """
 

@@ -21,7 +21,7 @@ COST_TERMS = {
     "startup": ("startup_seconds", "teardown_seconds"),
     "search": ("search_and_profiling_usd",),
     "storage": ("storage_usd_per_hour",),
-    "transfer": ("transfer_usd_per_gb", "crossing_usd"),
+    "transfer": ("crossing_usd",),
     "spot-risk": ("checkpoint_seconds", "restart_seconds"),
 }
 """Term -> the fields that switch it on; the names that users leave out by."""
@@ -45,7 +45,7 @@ class ExtraCosts(JsonDocument):
         MalformedDocumentError: A value is negative or no number.
     """
 
-    json_form = JsonForm(is_strict=True)
+    json_form = JsonForm(is_strict=True, former_names=("transfer_usd_per_gb",))
 
     startup_seconds: NotNegative = 0.0
     """From the launch of the fleet to its first step; all units are billed."""
@@ -58,9 +58,6 @@ class ExtraCosts(JsonDocument):
 
     storage_usd_per_hour: NotNegative = 0.0
     """Checkpoints, data and whatever else is kept while the run lasts."""
-
-    transfer_usd_per_gb: NotNegative = 0.0
-    """Price of 1e9 bytes that cross between two zones, both sides' charges together."""
 
     crossing_usd: NotNegative = 0.0
     """Price of the bytes that cross between the region of the data and that of the machines, whatever the plan."""

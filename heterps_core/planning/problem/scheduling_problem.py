@@ -125,9 +125,6 @@ class UnitType(JsonDocument):
     """For units on spot, the sizes in which one machine may be bought on-demand, as a plan needs one that the cloud
     does not take back. None: the units are on-demand themselves."""
 
-    zone: str = ""
-    """Where the units stand, for instance "us-east-1a"; types in other zones are reached at a price."""
-
     communication_relative_spread: NotNegative = 0.0
     """How far the time of communication, in stages and across boundaries, may be off, as a share of it."""
 

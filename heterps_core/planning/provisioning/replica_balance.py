@@ -15,7 +15,7 @@ import numpy as np
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.arrays import Floats, Ints
 from heterps_core.planning.cost_model.objective import Objective, objective_of
-from heterps_core.planning.cost_model.run_tables import plan_table, rows_of_stages
+from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType
@@ -55,13 +55,7 @@ def with_replicas(stages: Sequence[Stage], num_replicas: Ints) -> tuple[Stage, .
 
 def fixed_stages(problem: SchedulingProblem, stages: Sequence[Stage]) -> FixedStages:
     """Return the costs of stages, in order, whatever their replica counts."""
-    rows = rows_of_stages(problem, stages)
-    objective = objective_of(problem)
-    return FixedStages(
-        table=plan_table(problem, stages),
-        objective=objective,
-        transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
-    )
+    return FixedStages(table=plan_table(problem, stages), objective=objective_of(problem))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +66,6 @@ class FixedStages:
     """Shape (S,)."""
 
     objective: Objective
-    transfer_product: float
-    """w of the objective for these stages."""
-
-    @classmethod
-    def of_rows(cls, table: StageTable, objective: Objective, rows: Ints) -> FixedStages:
-        """Return the stages with these flat indices of a (G, T) table, first stage first."""
-        return cls(
-            table=table.take(rows),
-            objective=objective,
-            transfer_product=float(objective.transfers(rows[None, ::-1])[0]),
-        )
 
     def _solve(self, stage_seconds: Floats) -> RateSolutions:
         """Return what the cheapest replicas for each stage time are charged; all exact."""
@@ -104,7 +87,6 @@ class FixedStages:
             reached_seconds,
             self.table.usd_per_hour(counts).sum(axis=1) + on_demand_usd,
             counts @ self.table.interruptions_per_hour,
-            self.transfer_product,
         )
         products[~is_possible] = np.inf
         return RateSolutions(

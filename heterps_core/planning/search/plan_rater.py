@@ -142,7 +142,7 @@ class PlanRater:
         key = rows.tobytes()
         if key not in self._exactly_rated:
             grid = self.grid(int(self._microbatches_of[rows.size - 1]))
-            fixed = FixedStages.of_rows(grid.table, self._objective, rows)
+            fixed = FixedStages(table=grid.table.take(rows), objective=self._objective)
             limit_seconds = float(grid.grid_seconds[grid.num_within - 1])
             replicas, product = fixed.cheapest_replicas(
                 limit_seconds=limit_seconds, below_product=below_product

@@ -25,7 +25,6 @@ LEAST_SHOWN_DEVIATION = 1e-3
 
 _FIXED_COSTS = (
     "start-up and teardown",
-    "transfer between zones",
     "transfer between regions",
     "search and profiling",
 )
@@ -80,19 +79,15 @@ def simulate_plan(
 def run_cost_usd(problem: SchedulingProblem, evaluation: PlanEvaluation, *, step_seconds: float) -> float:
     """Return the bill of all epochs where a step takes this long, by the planner's objective.
 
-    Compute, whole instances, storage and what interruptions lose grow with the time; start-up, transfers and the
-    search do not. With the closed form's step it is `evaluation.cost_usd`.
+    Compute, whole instances, storage and what interruptions lose grow with the time; start-up and the search do
+    not. With the closed form's step it is `evaluation.cost_usd`.
     """
     objective = objective_of(problem)
     rates = dict(zip(problem.device_types, objective.interruptions_per_hour.tolist(), strict=True))
-    [transfer_usd] = [
-        line.cost_usd for line in evaluation.cost_lines if line.name == "transfer between zones"
-    ]
     product = objective.product(
         step_seconds,
         evaluation.price_usd_per_hour,
         sum(rates[part.stage.device_type] * part.stage.num_replicas for part in evaluation.stages),
-        transfer_usd / objective.usd_per_product,
     )
     return float(objective.cost_usd(product))
 

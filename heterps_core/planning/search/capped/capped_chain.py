@@ -4,7 +4,7 @@ Caps over the whole plan couple the stages. With a price on each scarce unit in 
 programming finds the cheapest partition, and the least price of any with a given stage: stages that no better
 partition can have are struck out.
 
-Where boundaries have prices, the type of the stage before a layer matters for the stages from the layer on; elsewhere
+Where neighbours must differ, the type of the stage before a layer matters for the stages from the layer on; elsewhere
 all types are one there, B = 1.
 
 Shape legend: n = candidate stages, T = device types, B = types that boundaries tell apart, E = further resources (a
@@ -18,8 +18,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
-from heterps_core.planning.cost_model.partition_sums import run_layers, sums_over_changes
+from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
 
 ROUNDING = 1e-12
 """Relative, of sums of prices."""
@@ -40,8 +39,8 @@ class CappedChain:
         units: Units that each takes of its type, shape (n,).
         caps: Units of each type over the whole plan, shape (T,).
         num_layers: L.
-        change_prices: Price of a boundary before a layer between two types, infinite where they may be no neighbours;
-            shape (L, T, T); None where all are free.
+        change_prices: 0 for a boundary before a layer between two types, infinite where they may be no neighbours;
+            shape (L, T, T); None where all may.
         further: What each takes of further resources, and their caps; shapes (E, n) and (E,).
     """
 
@@ -185,20 +184,13 @@ class CappedChain:
 
     def price(self, stages: Ints) -> float:
         """Return the price of the partition of the stages at some positions, first stage first."""
-        price = float(self.prices[stages].sum())
-        if self.change_prices is not None:
-            price += float(sums_over_changes(self.change_prices, self.rows[stages][None, ::-1])[0])
-        return price
+        return float(self.prices[stages].sum())
 
     def highest_price(self) -> float:
         """Return a price that no partition within the caps exceeds."""
         per_unit = np.zeros(self.num_types)
         np.maximum.at(per_unit, self.types, self.prices / self.units)
-        highest = float(per_unit @ self.caps[: self.num_types])
-        if self.change_prices is not None:
-            is_allowed = np.isfinite(self.change_prices)
-            highest += float(self.change_prices.max(axis=(1, 2), where=is_allowed, initial=0.0).sum())
-        return highest * (1 + 1e-9)
+        return float(per_unit @ self.caps[: self.num_types]) * (1 + 1e-9)
 
     def without_hopeless(self, scarcity: Floats, target: float) -> CappedChain:
         """Return the chain without stages that no partition below the target has, at prices of shape (R,)."""

@@ -242,9 +242,7 @@ class CappedSearch:
 
     def _split(self, interval: _Interval, plans: Plans, middle: float) -> None:
         self._push_part(interval, replace(plans, high=math.nextafter(middle, 0.0)))
-        # What crosses between zones is charged less by the hour where steps are longer.
-        is_handed_on = self.bounds.objective.transfer_products is None
-        self._push_part(interval, replace(plans, low=middle, least_hourly=plans.least_hourly * is_handed_on))
+        self._push_part(interval, replace(plans, low=middle))
 
     def _evaluate(self, interval: _Interval) -> None:
         """Bound the plans of an interval by prices on scarce units."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.run_tables import segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE
@@ -142,7 +142,6 @@ class IntervalBounds:
             return None
         chain = candidates.chain(
             linear.stage_prices(candidates.usd_seconds, candidates.usd_per_hour, candidates.interruptions),
-            linear.change_prices(),
             most_interruptions_per_hour=linear.most_interruptions_per_hour,
         )
         size = chain.caps.size
@@ -220,9 +219,8 @@ class IntervalBounds:
         most_stages = None if plans.is_rest else self.groups[plans.group].most_stages
         chosen = np.isfinite(hourly)
         if most_stages is not None and most_stages <= 2:
-            runs = plans.rows // num_columns
-            last = ((np.sqrt(8 * runs + 1) - 1) // 2).astype(np.int64)
-            at_first, at_last = runs - last * (last + 1) // 2 == 0, last == self.problem.num_layers - 1
+            first, last = run_layers(plans.rows // num_columns)
+            at_first, at_last = first == 0, last == self.problem.num_layers - 1
             chosen &= at_first & at_last if most_stages == 1 else at_first | at_last
         return _Candidates(
             rows=plans.rows[chosen],
@@ -243,10 +241,7 @@ class IntervalBounds:
         objective, low = self.objective, plans.low
         if not objective.has_interruptions:
             return LinearProduct(objective, low, 0.0, 0.0, 0.0)
-        changes = objective.transfer_products
-        if changes is not None:
-            changes = changes / (low + objective.extra_seconds)
-        chain = candidates.chain(candidates.usd_per_hour, changes)
+        chain = candidates.chain(candidates.usd_per_hour)
         price, stages = chain.cheapest_of(chain.prices)
         if not math.isfinite(price):
             return None
@@ -259,7 +254,7 @@ class IntervalBounds:
             return None
         if plans.least_hourly:
             return LinearProduct(objective, low, least_hourly, least, most)
-        chain = candidates.chain(candidates.usd_per_hour, changes, most_interruptions_per_hour=most)
+        chain = candidates.chain(candidates.usd_per_hour, most_interruptions_per_hour=most)
         stretched = low * float(objective.stretch(least)) + objective.extra_seconds
         target = min(self.best.product / stretched - objective.extra_usd_per_hour, chain.highest_price())
         ascent = ascend(chain, target=target, known=chain.partitions_of(plans.partitions))
@@ -305,13 +300,7 @@ class _Candidates:
     num_layers: int
     most_stages: int | None
 
-    def chain(
-        self,
-        prices: Floats,
-        change_prices: Floats | None = None,
-        *,
-        most_interruptions_per_hour: float = math.inf,
-    ) -> CappedChain:
+    def chain(self, prices: Floats, *, most_interruptions_per_hour: float = math.inf) -> CappedChain:
         """Return the chain of these stages at some prices."""
         further = self.columns.limits(self.rows, self.units, self.caps, self.num_layers)
         if self.has_interruptions:
@@ -325,7 +314,7 @@ class _Candidates:
             units=self.units,
             caps=self.caps,
             num_layers=self.num_layers,
-            change_prices=self.columns.change_prices(change_prices, self.num_layers),
+            change_prices=self.columns.change_prices(self.num_layers),
             further=(
                 np.array([taken for taken, _ in further]).reshape(len(further), self.rows.size),
                 np.array([cap for _, cap in further]),

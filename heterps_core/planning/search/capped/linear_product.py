@@ -19,7 +19,7 @@ class LinearProduct:
     that are meant, and s the slope of the chord of g(L) = x h(L) + x0 at the least x from l to their most
     interruptions, g(L) >= g(l) + s (L - l), so
 
-        H g(L)  >=  sum of (u_i h(l) + price_i x0) + (r0 + w / (x + x0)) g(l) + H0 s (L - l)
+        H g(L)  >=  sum of (u_i h(l) + price_i x0) + r0 g(l) + H0 s (L - l)
 
     Without interruptions h is 1 and the last term 0.
     """
@@ -45,15 +45,6 @@ class LinearProduct:
             usd_seconds * float(self.objective.stretch(self.least_interruptions_per_hour))
             + usd_per_hour * self.objective.extra_seconds
             + interruptions * self._usd_seconds_per_interruption()
-        )
-
-    def change_prices(self) -> Floats | None:
-        """Return what each boundary adds, shape (L, T, T); None where that is nothing."""
-        if self.objective.transfer_products is None:
-            return None
-        billed = self.least_seconds + self.objective.extra_seconds
-        return self.objective.transfer_products * (
-            self._stretched(self.least_interruptions_per_hour) / billed
         )
 
     def most_over_linear(self, product: float) -> float:

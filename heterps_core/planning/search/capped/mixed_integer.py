@@ -1,8 +1,8 @@
 """The cheapest partition within the caps as a mixed-integer programme, solved by HiGHS.
 
 Each candidate stage and each boundary between two types is an arc of a network from the first layer to the last; a
-plan is a path. Where boundaries are free, they do not tell types apart. The solver's cuts close what prices on scarce
-units and partial plans leave open where caps are so tight that few plans keep them.
+plan is a path. Boundaries tell types apart where neighbours must differ. The solver's cuts close what prices on
+scarce units and partial plans leave open where caps are so tight that few plans keep them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Ints
 from heterps_core.planning.search.capped.capped_chain import CappedChain
 from heterps_core.planning.search.capped.partial_plans import CappedPartition
 
@@ -40,8 +40,8 @@ def cheapest_by_programme(
     if not chain.rows.size:
         return CappedPartition(rows=None, lower_bound=target, is_settled=True)
     num_stages = chain.rows.size
-    flow, arc_prices = _network(chain)
-    prices = np.concatenate([chain.prices, arc_prices])
+    flow = _network(chain)
+    prices = np.pad(chain.prices, (0, flow.shape[1] - num_stages))
     # In shares of the target, so that tolerances are relative.
     unit = abs(target)
     used = np.zeros((chain.caps.size, prices.size))
@@ -74,8 +74,8 @@ def cheapest_by_programme(
     )
 
 
-def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
-    """Return the flow into less that out of every node by stage and boundary arc, and prices of boundary arcs.
+def _network(chain: CappedChain) -> csr_array:
+    """Return the flow into less that out of every node by stage and boundary arc.
 
     Node 0 is the start; each other one stands for a layer that a stage on some type begins with, or for the boundary
     after one that a stage on some type ended with.
@@ -88,12 +88,10 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     inner_begins = np.unique(begins[chain.firsts > 0])
     inner_ends = np.unique(ends[chain.lasts + 1 < num_layers])
     before, after = np.nonzero(inner_ends[:, None] // num_types == inner_begins // num_types)
-    prices = np.zeros(before.size)
     if chain.change_prices is not None:
         layers = inner_begins[after] // num_types
         prices = chain.change_prices[layers, inner_ends[before] % num_types, inner_begins[after] % num_types]
-        is_allowed = np.isfinite(prices)
-        before, after, prices = before[is_allowed], after[is_allowed], prices[is_allowed]
+        before, after = before[np.isfinite(prices)], after[np.isfinite(prices)]
     arcs = chain.rows.size + np.arange(before.size)
     into, out = 1 + np.arange(inner_begins.size), 1 + inner_begins.size + np.arange(inner_ends.size)
     begun, goes_on = chain.firsts > 0, chain.lasts + 1 < num_layers
@@ -107,4 +105,4 @@ def _network(chain: CappedChain) -> tuple[csr_array, Floats]:
     nodes, columns = np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     signs = np.concatenate([np.full(part[0].size, part[2]) for part in parts])
     shape = (1 + inner_begins.size + inner_ends.size, chain.rows.size + before.size)
-    return csr_array((signs, (nodes, columns)), shape=shape), prices
+    return csr_array((signs, (nodes, columns)), shape=shape)

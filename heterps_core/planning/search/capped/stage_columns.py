@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
 from heterps_core.planning.cost_model.instance_cover import NO_STAIRS, PriceStairs
 from heterps_core.planning.cost_model.objective import Objective
-from heterps_core.planning.cost_model.partition_sums import run_layers
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.capped.capped_chain import prices_of_differing_neighbours
@@ -85,19 +84,11 @@ class StageColumns:
 
     def objective(self, objective: Objective) -> Objective:
         """Return the objective with the columns in place of types."""
-        transfers = objective.transfer_products
-        return replace(
-            objective,
-            interruptions_per_hour=objective.interruptions_per_hour[self.types],
-            transfer_products=None if transfers is None else transfers[:, self.types[:, None], self.types],
-        )
+        return replace(objective, interruptions_per_hour=objective.interruptions_per_hour[self.types])
 
-    def change_prices(self, prices: Floats | None, num_layers: int) -> Floats | None:
-        """Return the prices of boundaries, infinite between stages that may be no neighbours; see `CappedChain`."""
-        if not self.neighbours_differ:
-            return prices
-        forbidden = prices_of_differing_neighbours(self.types, num_layers)
-        return forbidden if prices is None else forbidden + prices
+    def change_prices(self, num_layers: int) -> Floats | None:
+        """Return prices of boundaries, infinite between stages that may be no neighbours; see `CappedChain`."""
+        return prices_of_differing_neighbours(self.types, num_layers) if self.neighbours_differ else None
 
     def limits(self, rows: Ints, units: Floats, caps: Floats, num_layers: int) -> list[tuple[Floats, float]]:
         """Return what each candidate takes of further resources, and their caps.

@@ -11,7 +11,6 @@ Shape legend: L = layers, T = device types, n = layers of a window.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -125,25 +124,12 @@ class WindowSearch:
         found.reverse()
         if found == window:
             return None
-        is_better = (
-            self._charge(found, outside, before, after) < self._charge(window, outside, before, after) - 1e-12
-        )
-        return found if is_better else None
+        return found if self._charge(found, outside) < self._charge(window, outside) - 1e-12 else None
 
-    def _charge(self, window: _Plan, outside: Floats, before: int, after: int) -> float:
+    def _charge(self, window: _Plan, outside: Floats) -> float:
         """Return what a window is charged with the plan around it."""
         over = np.maximum(outside + self._used(window) - self.caps, 0.0)
-        charge = sum(float(self.charged[stage]) for stage in window) + float(self.weights @ over)
-        if self.chain.change_prices is not None:
-            charge += sum(
-                float(self.chain.change_prices[stage[0], left[2], stage[2]])
-                for left, stage in pairwise(window)
-            )
-            if before >= 0:
-                charge += float(self.chain.change_prices[window[0][0], before, window[0][2]])
-            if after >= 0:
-                charge += float(self.chain.change_prices[window[-1][1] + 1, window[-1][2], after])
-        return charge
+        return sum(float(self.charged[stage]) for stage in window) + float(self.weights @ over)
 
     def _used(self, plan: _Plan) -> Floats:
         used = np.zeros(self.chain.num_types)

@@ -25,14 +25,13 @@ EXTRA = ExtraCosts(
     teardown_seconds=20.0,
     search_and_profiling_usd=0.1,
     storage_usd_per_hour=0.3,
-    transfer_usd_per_gb=0.02,
     checkpoint_seconds=4.0,
     restart_seconds=60.0,
 )
 
 
 def drawn_problem(seed, step_model, *, drains, communicates):
-    """Return a problem with every term: tables on disk, instances, zones, interruptions, start-up and storage."""
+    """Return a problem with every term: tables on disk, instances, interruptions, start-up and storage."""
     problem = with_disks(make_problem(seed, num_layers=6, num_types=3), bytes_per_unit=40e9, bytes_per_s=5e8)
     table = replace(
         problem.layers[0],
@@ -45,7 +44,6 @@ def drawn_problem(seed, step_model, *, drains, communicates):
         name: replace(
             unit,
             memory_bytes=4e9,
-            zone="ab"[index % 2],
             interruptions_per_hour=0.01 * index,
             instances=(InstanceSize(name="x4", units=4, price_usd_per_hour=4 * unit.price_usd_per_hour),),
         )
@@ -147,7 +145,6 @@ def test_a_plan_is_charged_as_much_by_the_objective_of_a_search_as_by_its_evalua
                 problem.batch_size / found.throughput_samples_per_s,
                 float(fixed.table.usd_per_hour(replicas).sum()),
                 float(replicas @ fixed.table.interruptions_per_hour),
-                fixed.transfer_product,
             )
             assert objective.cost_usd(product) == pytest.approx(found.cost_usd, rel=SAME)
 

@@ -22,11 +22,10 @@ def tiny_problem(seed, *, num_layers=3, num_types=3, max_units=4, floor_samples_
 
 
 def with_all_costs(problem):
-    """The same problem with every extra cost, two zones, interruptions, and units sold in whole instances."""
+    """The same problem with every extra cost, interruptions, and units sold in whole instances."""
     units = {
         name: replace(
             unit,
-            zone=f"zone-{index % 2}",
             interruptions_per_hour=0.05 * index,
             instances=(
                 InstanceSize(name="small", units=1, price_usd_per_hour=1.1 * unit.price_usd_per_hour),
@@ -40,7 +39,6 @@ def with_all_costs(problem):
         teardown_seconds=60.0,
         search_and_profiling_usd=0.1,
         storage_usd_per_hour=0.05,
-        transfer_usd_per_gb=1e-4,
         checkpoint_seconds=5.0,
         restart_seconds=120.0,
     )

@@ -30,7 +30,7 @@ TERMS = {
     "teardown_seconds": 60.0,
     "search_and_profiling_usd": 0.5,
     "storage_usd_per_hour": 0.1,
-    "transfer_usd_per_gb": 0.02,
+    "crossing_usd": 0.02,
     "checkpoint_seconds": 2.0,
     "restart_seconds": 300.0,
 }
@@ -41,7 +41,6 @@ def with_optional_fields(*, num_layers, num_types):
     document = make_problem(0, num_layers=num_layers, num_types=num_types).to_json()
     for unit in document["device_types"].values():
         unit.update(
-            zone="us-east-1a",
             interruptions_per_hour=0.05,
             instances=_instances(unit),
             communication_relative_spread=0.5,
@@ -62,9 +61,7 @@ def documents(draw):
         floor_samples_per_s=draw(st.sampled_from([0.0, 100.0, 20_000.0, 1e7])),
     )
     document = problem.to_json()
-    for index, unit in enumerate(document["device_types"].values()):
-        if draw(st.booleans()):
-            unit["zone"] = f"us-east-1{'ab'[index % 2]}"
+    for unit in document["device_types"].values():
         if draw(st.booleans()):
             unit["interruptions_per_hour"] = 0.05
         if draw(st.booleans()):

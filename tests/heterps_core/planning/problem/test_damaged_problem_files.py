@@ -146,8 +146,16 @@ def test_every_number_that_is_none_is_named_by_its_path(document):
         node[key] = good
 
 
+def test_files_of_before_with_zones_and_their_price_load(document):
+    before = json.loads(json.dumps(document))
+    before["extra_costs"]["transfer_usd_per_gb"] = 0.02
+    before["device_types"]["cpu"]["zone"] = "us-east-1a"
+
+    assert SchedulingProblem.from_json(before) == SchedulingProblem.from_json(document)
+
+
 def test_every_required_member_that_is_missing_is_named_by_its_path(document):
-    optional = {"extra_costs", "zone", "instances", "interruptions_per_hour"}
+    optional = {"extra_costs", "instances", "interruptions_per_hour"}
     optional |= {"compute_relative_spread", "communication_relative_spread"}
     required = [
         (node, key)

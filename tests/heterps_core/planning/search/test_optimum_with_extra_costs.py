@@ -1,4 +1,4 @@
-"""The optimum where start-up, storage, transfers, interruptions and whole instances are charged.
+"""The optimum where start-up, storage, interruptions and whole instances are charged.
 
 The reference tries every placement with every count of replicas, and adds up each plan's bill stage by stage.
 """
@@ -25,14 +25,12 @@ NUM_LAYERS, NUM_TYPES, MAX_REPLICAS = 4, 3, 6
 NOTHING = ExtraCosts()
 STARTUP = ExtraCosts(startup_seconds=300.0, teardown_seconds=60.0)
 STORAGE = ExtraCosts(storage_usd_per_hour=0.7, search_and_profiling_usd=0.25)
-TRANSFER = ExtraCosts(transfer_usd_per_gb=1e-5, startup_seconds=120.0)
 SPOT = ExtraCosts(checkpoint_seconds=30.0, restart_seconds=240.0)
 EVERYTHING = ExtraCosts(
     startup_seconds=200.0,
     teardown_seconds=30.0,
     search_and_profiling_usd=0.1,
     storage_usd_per_hour=0.2,
-    transfer_usd_per_gb=2e-5,
     checkpoint_seconds=20.0,
     restart_seconds=180.0,
 )
@@ -40,28 +38,26 @@ ALL_COSTS = {
     "nothing": NOTHING,
     "start-up": STARTUP,
     "storage": STORAGE,
-    "transfer": TRANSFER,
     "spot": SPOT,
     "everything": EVERYTHING,
 }
 
 
 def make_charged_problem(seed, extra_costs, *, max_units=MAX_REPLICAS, floor=0.0):
-    """A small problem whose types stand in two zones, are partly on spot, and are sold in sizes."""
+    """A small problem with types that are partly on spot, and are sold in sizes."""
     problem = make_problem(
         seed, num_layers=NUM_LAYERS, num_types=NUM_TYPES, max_units=max_units, floor_samples_per_s=floor
     )
     small_tables = tuple(replace(layer, state_bytes=layer.state_bytes / 20) for layer in problem.layers)
     random = np.random.default_rng(seed)
     units = {}
-    for index, (name, unit) in enumerate(problem.device_types.items()):
+    for name, unit in problem.device_types.items():
         sizes = (
             InstanceSize(name="small", units=1, price_usd_per_hour=unit.price_usd_per_hour * 1.4),
             InstanceSize(name="large", units=4, price_usd_per_hour=unit.price_usd_per_hour * 4),
         )
         units[name] = replace(
             unit,
-            zone="ab"[index % 2],
             interruptions_per_hour=float(random.choice([0.0, 0.02, 0.4])),
             instances=sizes if random.random() < 0.6 else (),
         )
@@ -151,7 +147,7 @@ def test_ratings_of_a_search_bracket_the_cost_of_every_placement(name):
 
 
 def test_the_lines_of_the_bill_are_a_hand_worked_example():
-    """Two stages in two zones, one on spot; all numbers round."""
+    """Two stages, one on spot; all numbers round."""
     problem = make_charged_problem(0, EVERYTHING, max_units=8)
     stages = (Stage(0, 1, "cpu", 5), Stage(2, 3, "gpu_a", 2))
     evaluation = evaluate(problem, stages)
@@ -165,17 +161,15 @@ def test_the_lines_of_the_bill_are_a_hand_worked_example():
         for unit, count in ((cpu, 5), (gpu, 2))
     )
     plain = 5 * cpu.price_usd_per_hour + 2 * gpu.price_usd_per_hour
-    crossing_gb = 2 * problem.layers[1].output_bytes_per_sample * 1e8 / 1e9
     interruptions = 5 * cpu.interruptions_per_hour + 2 * gpu.interruptions_per_hour
     lost = (2 * 20 / 3600 * interruptions) ** 0.5 + 180 / 3600 * interruptions
     overhead = 230 / 3600
-    hourly = bought + 0.2 + crossing_gb * 2e-5 / (hours + overhead)
+    hourly = bought + 0.2
 
     assert lines["compute"] == pytest.approx(hours * plain)
     assert lines["whole instances"] == pytest.approx(hours * (bought - plain))
     assert lines["start-up and teardown"] == pytest.approx(overhead * bought)
     assert lines["storage"] == pytest.approx(0.2 * (hours + overhead))
-    assert lines["transfer between zones"] == pytest.approx(crossing_gb * 2e-5)
     assert lines["spot risk"] == pytest.approx(hours * lost * hourly)
     assert lines["search and profiling"] == 0.1
     assert evaluation.cost_usd == pytest.approx(sum(lines.values()))
@@ -196,7 +190,6 @@ def test_a_term_that_is_left_out_is_a_line_of_nothing():
     for term, line in {
         "startup": "start-up and teardown",
         "storage": "storage",
-        "transfer": "transfer between zones",
         "spot-risk": "spot risk",
         "search": "search and profiling",
     }.items():

@@ -13,7 +13,6 @@ EVERYTHING = ExtraCosts(
     startup_seconds=300.0,
     teardown_seconds=60.0,
     storage_usd_per_hour=0.4,
-    transfer_usd_per_gb=0.02,
     checkpoint_seconds=5.0,
     restart_seconds=120.0,
     search_and_profiling_usd=1.5,
@@ -51,7 +50,7 @@ def test_a_longer_step_costs_what_slower_machines_would(seed, factor):
         drawn,
         extra_costs=EVERYTHING,
         device_types={
-            name: replace(unit, zone=f"zone-{index % 2}", interruptions_per_hour=0.01 * (index + 1))
+            name: replace(unit, interruptions_per_hour=0.01 * (index + 1))
             for index, (name, unit) in enumerate(drawn.device_types.items())
         },
     )

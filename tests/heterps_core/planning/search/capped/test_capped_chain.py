@@ -46,7 +46,9 @@ def sold_in_pairs(replicas):
 
 
 def draw_changes(seed):
-    return np.random.default_rng(seed).uniform(0.0, 3.0, size=(NUM_LAYERS, NUM_TYPES, NUM_TYPES))
+    """Boundaries between two types, a third of them forbidden."""
+    forbidden = np.random.default_rng(seed).random((NUM_LAYERS, NUM_TYPES, NUM_TYPES)) < 1 / 3
+    return np.where(forbidden, np.inf, 0.0)
 
 
 def price_within_caps(replicas, stage_prices, rows, max_units, changes=None):
@@ -107,7 +109,9 @@ def test_equals_trying_all_partitions(seed, max_units):
 
 @pytest.mark.parametrize("max_units", CAPS)
 @pytest.mark.parametrize("seed", range(6))
-def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_changes_cost(seed, max_units):
+def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_boundaries_are_forbidden(
+    seed, max_units
+):
     replicas, caps, changes = draw_replicas(seed), np.array(max_units, dtype=float), draw_changes(seed)
     prices = sold_in_pairs(replicas)
     # The listing has the first stage first, partitions are returned the other way round.
