@@ -28,6 +28,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import usd_text
 from heterps_core.training.job import DELAYED, TrainingConfig, default_update_mode
 from heterps_core.units import SECONDS_PER_MINUTE
+from infra.inventory import HERE
 from infra.prices.service_charges import RATES, Rates
 from tasks.planning.deadline import Deadline, PlanningTime
 from tasks.planning.extra_costs import job_extra_costs, pause_share
@@ -138,7 +139,12 @@ def with_enough_units(problem: SchedulingProblem, caps: Mapping[str, float]) -> 
     """
     for most in _MAX_UNITS:
         units = {
-            name: replace(unit, max_units=int(min(most, caps.get(name, math.inf))))
+            name: replace(
+                unit,
+                max_units=int(
+                    min(-(-most // unit.machine_units) * unit.machine_units, caps.get(name, math.inf))
+                ),
+            )
             for name, unit in problem.device_types.items()
         }
         problem = replace(problem, device_types=units)
@@ -175,6 +181,8 @@ def _units(
             interruptions_per_hour=offer_choice.interruptions_per_unit(name, carriers),
             price_usd_per_hour=prices[name],
             max_units=_MAX_UNITS[0],
+            # Where machines are counted there is one size; stages share this machine.
+            machine_units=1 if carriers[0].count is None or carriers[0].cloud == HERE else sizes[0].units,
             step_model=StepModel.TRAINER,
             wire_dtype=wire_dtype,
             decoded_share=job.decoded_share,

@@ -205,6 +205,8 @@ class GridRater:
         types = stages.rows % self.num_types
         where = stages.rows, self._per_stage(stages, point)
         units = np.where(np.isfinite(self.rates[where]), self.units[where], np.inf)
+        if (of_machine := self.table.machine_units) is not None:
+            units = np.ceil(units / of_machine[types]) * of_machine[types]
         plan = self._per_stage(stages, np.arange(point.size))
         used = np.bincount(
             plan * self.num_types + types, weights=units, minlength=point.size * self.num_types

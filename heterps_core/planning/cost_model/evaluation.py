@@ -310,9 +310,9 @@ def _violations(
         yield Violation("throughput floor", "the pipeline", floor, reached, "samples/s")
     used = dict.fromkeys(problem.device_types, 0)
     for part in parts:
-        stage, limit = part.stage, problem.device_types[part.stage.device_type].usable_bytes
-        used[stage.device_type] += stage.num_replicas
-        if not is_within(part.memory_bytes, limit):
+        stage, unit = part.stage, problem.device_types[part.stage.device_type]
+        used[stage.device_type] += -(-stage.num_replicas // unit.machine_units) * unit.machine_units
+        if not is_within(part.memory_bytes, limit := unit.usable_bytes):
             where = f"layers {stage.first_layer}..{stage.last_layer} on {stage.device_type}"
             yield Violation("memory", where, limit, part.memory_bytes, "bytes")
     for name, num_units in used.items():

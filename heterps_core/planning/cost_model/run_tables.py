@@ -166,6 +166,9 @@ def _stage_table(
         communication_parallel_fraction=across_fraction,
         price_usd_per_hour=np.array([max(unit.price_usd_per_hour, LEAST_USD_PER_HOUR) for unit in units]),
         max_units=np.array([unit.max_units for unit in units], dtype=np.float64),
+        machine_units=np.array([unit.machine_units for unit in units], dtype=np.float64)
+        if any(unit.machine_units > 1 for unit in units)
+        else None,
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
         covers=PriceStairs({index: prices for index, (prices, _) in covers.items()}),

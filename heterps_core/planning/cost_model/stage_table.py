@@ -46,6 +46,9 @@ class StageTable:
     communication_parallel_fraction: Floats
     price_usd_per_hour: Floats
     max_units: Floats
+    machine_units: Floats | None = None
+    """Units that a stage takes together, of counted machines; None where each is taken by itself."""
+
     interruptions_per_hour: Floats
     """Interruptions of one unit; 0 where they cost nothing."""
 
@@ -160,6 +163,12 @@ class StageTable:
             alone = self.seconds(np.ones_like(self.memory_replicas))
             seconds = np.where(self.fewest_replicas <= 1, np.minimum(seconds, alone), seconds)
         return np.asarray(seconds)
+
+    def taken_units(self, num_replicas: Floats) -> Floats:
+        """Return the units of whole machines that k replicas take from the cap, elementwise."""
+        if self.machine_units is None:
+            return num_replicas
+        return np.asarray(np.ceil(num_replicas / self.machine_units) * self.machine_units)
 
     def usd_per_hour(self, num_replicas: Floats) -> Floats:
         """Return what k replicas and their disks are charged, elementwise; infinite where k is."""

@@ -58,6 +58,7 @@ def unit_type(
     batch_size: int,
     price_usd_per_hour: float,
     max_units: int,
+    machine_units: int = 1,
     instances: tuple[InstanceSize, ...] = (),
     on_demand_instances: tuple[InstanceSize, ...] | None = None,
     interruptions_per_hour: float = 0.0,
@@ -89,6 +90,7 @@ def unit_type(
     return UnitType(
         price_usd_per_hour=price_usd_per_hour,
         max_units=max_units,
+        machine_units=machine_units,
         instances=instances,
         on_demand_instances=on_demand_instances,
         interruptions_per_hour=interruptions_per_hour,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from heterps_core.errors import MalformedDocumentError
 from heterps_core.field_rules import Count, Fraction, NotNegative, Positive, Text, count, shown, sized
+from heterps_core.hardware import MAX_UNITS_PER_INSTANCE
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 from heterps_core.planning.problem.extra_costs import (
     MAX_INSTANCE_SIZES,
@@ -104,6 +105,9 @@ class UnitType(JsonDocument):
 
     max_units: Annotated[int, count(MAX_UNITS)]
     """In the whole plan."""
+
+    machine_units: Annotated[int, count(MAX_UNITS_PER_INSTANCE)] = 1
+    """Units of a machine where machines are counted: each stage takes whole machines of its own from `max_units`."""
 
     memory_bytes: Positive
     bandwidth_bytes_per_s: Positive

@@ -75,9 +75,9 @@ class FixedStages:
             members = self.table.type_indices == device_type
             cap = self.table.max_units[members][0]
             # More replicas that need no disk may be too many.
-            is_over = replicas[:, members].sum(axis=1) > cap
+            is_over = self.table.taken_units(replicas)[:, members].sum(axis=1) > cap
             replicas = np.where(is_over[:, None] & members, least, replicas)
-            replicas[replicas[:, members].sum(axis=1) > cap] = np.inf
+            replicas[self.table.taken_units(replicas)[:, members].sum(axis=1) > cap] = np.inf
         is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
         reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
         counts = np.where(is_possible[:, None], replicas, 1.0)
@@ -158,7 +158,8 @@ def _infeasible(
     if np.isfinite(least_seconds):
         return floor_missed(problem, least_seconds)
     for index, (name, unit) in enumerate(problem.device_types.items()):
-        needed = int(fixed.table.fewest_replicas[fixed.table.type_indices == index].sum())
+        fewest = fixed.table.taken_units(fixed.table.fewest_replicas)
+        needed = int(fewest[fixed.table.type_indices == index].sum())
         if needed > unit.max_units:
             return InfeasiblePlanError(
                 "units cap",

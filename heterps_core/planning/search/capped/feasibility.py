@@ -54,10 +54,11 @@ class FeasibilitySearch:
         flat = replicas.reshape(-1)
         rows = np.flatnonzero(np.isfinite(flat))
         types = rows % self.table.max_units.size
+        units = self.table.taken_units(replicas).reshape(-1)[rows]
         chain = CappedChain(
             rows,
-            prices=flat[rows] / self.table.max_units[types],
-            units=flat[rows],
+            prices=units / self.table.max_units[types],
+            units=units,
             caps=self.table.max_units,
             num_layers=self.num_layers,
             change_prices=self.change_prices,

@@ -115,7 +115,7 @@ class IntervalBounds:
         """Return the plans of groups whose plans have enough stages to keep the caps, None where there are none."""
         most_stages = [group.most_stages or self.problem.num_layers for group in self.groups]
         while plans.is_rest:
-            units = self._fewest_units(plans)
+            units = self._taken(plans, self._fewest_units(plans))
             is_possible = np.isfinite(units)
             chain = CappedChain(
                 plans.rows[is_possible],
@@ -202,6 +202,11 @@ class IntervalBounds:
             self._replicas[group] = self._part(group, plans).least_replicas(np.array([plans.high]))[0]
         return self._replicas[group]
 
+    def _taken(self, plans: Plans, units: Floats) -> Floats:
+        """Return what these units take from the caps, shape (n,)."""
+        part = self._part(plans.group, plans)
+        return part.taken_units(units.reshape(part.compute_seconds.shape)).reshape(-1)
+
     def _fewest_units(self, plans: Plans) -> Floats:
         """Return the fewest units that any of these plans gives each stage, shape (n,)."""
         units = [self._least_replicas(group, plans).reshape(-1) for group in self._groups(plans)]
@@ -224,7 +229,7 @@ class IntervalBounds:
             chosen &= at_first & at_last if most_stages == 1 else at_first | at_last
         return _Candidates(
             rows=plans.rows[chosen],
-            units=units[chosen],
+            units=self._taken(plans, units)[chosen],
             usd_per_hour=hourly[chosen],
             usd_seconds=usd_seconds[chosen],
             interruptions=units[chosen]
