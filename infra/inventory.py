@@ -139,7 +139,7 @@ class MachineKind(JsonDocument):
         return next(each for each in candidates if each.kind is device_kind)
 
     def offers(self) -> Iterator[InstanceOffer]:
-        """Yield its machines at their price; one here that has cards is divided into its cores and its cards."""
+        """Yield its machines at their price; of one here that has cards its cores, and its cards."""
         for device_kind in self.device_kinds:
             num_cards = self.cards if device_kind is DeviceKind.GPU else 0
             card = self._like(DeviceKind.GPU)
@@ -160,7 +160,7 @@ class MachineKind(JsonDocument):
                 region="",
                 zone=None,
                 market=Market.ON_DEMAND,
-                price_usd_per_hour=self.price_usd_per_hour / len(self.device_kinds),
+                price_usd_per_hour=self.price_usd_per_hour,
                 price_as_of=datetime.now(UTC).isoformat(),
                 price_source=_NAME,
             )

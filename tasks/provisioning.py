@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -237,7 +236,9 @@ def provision(
         ProvisioningError: No offer carries what the plan asks for.
     """
     offers = offers_with_disks(offers, disks.values())
-    attempts = [with_table_disk(each, disks, rates=rates) for each in launch_attempts(plan.stages, offers)]
+    attempts = [
+        _shared(with_table_disk(each, disks, rates=rates)) for each in launch_attempts(plan.stages, offers)
+    ]
     cloud_plan = attempts[0]
     hours = ratio(plan.cost_usd - fixed_usd, plan.price_usd_per_hour, otherwise=0.0)
     rented_from = get_provider(provider)
@@ -262,7 +263,6 @@ def provision(
         bucket_usd=bucket_usd,
         spent_this_month_usd=spent_this_month_usd,
     )
-    _check_counts(cloud_plan)
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_dry_run = rented_from.is_dry_run
     stages = dry_run_stages(plan.stages, num_cores=num_cores()) if is_dry_run else plan.stages
@@ -280,21 +280,14 @@ def provision(
     )
 
 
-def _check_counts(plan: ProvisioningPlan) -> None:
-    """Check that stages of one kind of machine, each of which has its own, need no more than there are.
-
-    Raises:
-        ProvisioningError: They do; a plan counts their units together.
-    """
-    counts: Counter[InstanceOffer] = Counter()
-    for group in plan.groups:
-        counts[group.offer] += group.count
-    for offer, needed in counts.items():
-        if offer.cloud != HERE and offer.count is not None and needed > offer.count:
-            raise ProvisioningError(
-                f"the stages of the plan need {needed} machines of {offer.instance_type.name}, each its own, but "
-                f"there are {offer.count}; name other device_types, or lower the count in {offer.price_source}"
-            )
+def _shared(plan: ProvisioningPlan) -> ProvisioningPlan:
+    """Return a plan whose stages share the price of this machine, if they stand on it."""
+    if plan.groups[0].offer.cloud != HERE:
+        return plan
+    usd_per_hour = plan.groups[0].offer.price_usd_per_hour / len(plan.groups)
+    offers = (replace(group.offer, price_usd_per_hour=usd_per_hour) for group in plan.groups)
+    groups = (replace(group, offer=offer) for group, offer in zip(plan.groups, offers, strict=True))
+    return replace(plan, groups=tuple(groups))
 
 
 def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:

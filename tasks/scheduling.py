@@ -83,6 +83,10 @@ def make_problems(
             offer_choice.instance_sizes(name, offers)  # says what is sold
     update_mode = update_mode or default_update_mode(job.num_samples * num_epochs / job.batch_size)
     extra_costs = extra_costs or job_extra_costs(profiled.planned_graph)
+    if offers[0].cloud == HERE:
+        # All stages share this machine, at its price once.
+        extra_costs = replace(extra_costs, machine_usd_per_hour=offers[0].price_usd_per_hour)
+        offers = [replace(offer, price_usd_per_hour=0.0) for offer in offers]
     problems = []
     for zone in offer_choice.zones_of(offers):
         in_zone = offer_choice.offers_in_zone(offers, zone)

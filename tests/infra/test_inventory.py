@@ -81,13 +81,13 @@ def test_a_core_has_its_share_of_the_machine(workspace):
     assert core.units_of(offer.instance_type) == 32
 
 
-def test_a_machine_here_is_divided_into_cores_and_cards_and_costs_its_price_with_both(workspace):
+def test_a_machine_here_is_divided_into_cores_and_cards_and_has_one_price(workspace):
     write(workspace, CARDS)
 
     offers = catalogue_of(workspace, "here").offers(region="us-east-1")
 
     assert device_types_of(workspace, "here") == ["cpu-two-cards", "gpu-two-cards"]
-    assert unit_prices(offers) == {"cpu-two-cards": 0.5 / 16, "gpu-two-cards": 0.5 / 2}
+    assert unit_prices(offers) == {"cpu-two-cards": 1 / 16, "gpu-two-cards": 1 / 2}
     assert [most_units(name, offers) for name in ("cpu-two-cards", "gpu-two-cards")] == [16, 2]
     assert get_device_type("gpu-two-cards").memory_bytes == get_device_type("gpu-a100").memory_bytes
 

@@ -267,22 +267,17 @@ def test_a_machine_that_is_owned_is_bought_for_nothing(caps):
     assert bought.cloud_plan.only(["stage0-node0"]).price_usd_per_hour == 0.0
 
 
-def test_stages_on_one_kind_of_own_machine_need_no_more_of_them_than_there_are():
-    """Of three machines with four units two stages of five take two each, whatever their units add up to."""
+def test_stages_on_this_machine_share_its_price():
+    """Two stages for two hours at 0.6 USD an hour, which is paid once."""
     kind = MachineKind(
-        kind="epyc",
-        home="slurm",
-        count=3,
-        cores=4,
-        memory_gb=16,
-        price_usd_per_hour=0.0,
-        network_gbit_per_s=10,
+        kind="box", home="here", count=1, cores=4, memory_gb=16, price_usd_per_hour=0.6, network_gbit_per_s=10
     )
     OWN_DEVICE_TYPES.update({each.name: each for each in kind.device_types()})
-    two_stages = (Stage(0, 0, "cpu-epyc", 5), Stage(1, 1, "cpu-epyc", 5))
-    plan = replace(planned(), stages=two_stages, price_usd_per_hour=0.0, cost_usd=0.0)
+    two_stages = (Stage(0, 0, "cpu-box", 1), Stage(1, 1, "cpu-box", 2))
+    plan = replace(planned(), stages=two_stages, price_usd_per_hour=0.6, cost_usd=1.2)
 
-    with pytest.raises(
-        ProvisioningError, match=r"need 4 machines of epyc\.4, each its own, but there are 3; "
-    ):
-        provision.fn(plan, [*kind.offers()], provider="slurm", caps=Caps())
+    bought = provision.fn(plan, [*kind.offers()], provider="here", caps=Caps(max_usd_per_run=1.21))
+
+    assert bought.cloud_plan.price_usd_per_hour == pytest.approx(0.6)
+    assert bought.predicted_cost_usd == pytest.approx(1.2)
+    assert bought.cloud_plan.machines == "1 x box.4"

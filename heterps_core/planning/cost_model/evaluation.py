@@ -203,8 +203,9 @@ def _cost_lines(
     run_hours = run_seconds / SECONDS_PER_HOUR
     overhead_hours = (extra.startup_seconds + extra.teardown_seconds) / SECONDS_PER_HOUR
     disks_usd = sum(part.sweep.usd_per_hour for part in parts if part.sweep is not None)
-    price = sum(part.price_usd_per_hour for part in parts)
-    unit_price = sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
+    price = extra.machine_usd_per_hour + sum(part.price_usd_per_hour for part in parts)
+    unit_price = extra.machine_usd_per_hour
+    unit_price += sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
     storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
     lost_share = (
         math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)

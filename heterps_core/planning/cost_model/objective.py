@@ -36,7 +36,7 @@ class Objective:
     """x0."""
 
     extra_usd_per_hour: float
-    """r0."""
+    """r0, with the price of a machine that all stages share."""
 
     checkpoint_hours: float
     """delta."""
@@ -102,7 +102,7 @@ def objective_of(problem: SchedulingProblem) -> Objective:
     interruptions = np.array([unit.interruptions_per_hour for unit in units]) * counts_interruptions
     return Objective(
         extra_seconds=(extra.startup_seconds + extra.teardown_seconds) / num_steps,
-        extra_usd_per_hour=extra.storage_usd_per_hour,
+        extra_usd_per_hour=extra.storage_usd_per_hour + extra.machine_usd_per_hour,
         checkpoint_hours=extra.checkpoint_seconds / SECONDS_PER_HOUR,
         restart_hours=extra.restart_seconds / SECONDS_PER_HOUR,
         interruptions_per_hour=interruptions,

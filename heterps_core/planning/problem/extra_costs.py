@@ -59,6 +59,9 @@ class ExtraCosts(JsonDocument):
     storage_usd_per_hour: NotNegative = 0.0
     """Checkpoints, data and whatever else is kept while the run lasts."""
 
+    machine_usd_per_hour: NotNegative = 0.0
+    """Price of the one machine that all stages share, whatever their units."""
+
     crossing_usd: NotNegative = 0.0
     """Price of the bytes that cross between the region of the data and that of the machines, whatever the plan."""
 

@@ -112,7 +112,7 @@ class Scheduler(ABC):
                 seed=seed,
                 stages=found.stages,
                 throughput_samples_per_s=evaluation.throughput_samples_per_s,
-                price_usd_per_hour=evaluation.price_usd_per_hour,
+                price_usd_per_hour=evaluation.price_usd_per_hour + problem.extra_costs.machine_usd_per_hour,
                 cost_usd=evaluation.cost_usd,
                 cost_lower_bound_usd=bound_usd,
                 optimality_gap=_gap(evaluation.cost_usd, bound_usd),
