@@ -136,7 +136,7 @@ def test_a_plan_is_charged_as_much_by_the_objective_of_a_search_as_by_its_evalua
         for stages in drawn_plans(problem, seed, 30):
             rows = rows_of_stages(problem, stages)
             table = segment_table(problem, num_microbatches=num_microbatches_of(problem, len(stages)))
-            fixed = FixedStages.of_rows(table, objective, rows)
+            fixed = FixedStages(table=table.take(rows), objective=objective)
             replicas = np.array([float(stage.num_replicas) for stage in stages])
 
             found = evaluate(problem, stages)

@@ -214,8 +214,9 @@ def test_prices_of_scarce_units_give_the_bound_of_all_mixtures_of_partitions(see
     prices, used = [], []
     for rows in ALL_PARTITIONS:
         counts, types = replicas.reshape(-1)[rows], np.array(rows) % NUM_TYPES
-        if np.isfinite(counts).all():
-            prices.append(price_within_caps(replicas, replicas * UNIT_PRICES, rows[::-1], np.inf, changes))
+        price = price_within_caps(replicas, replicas * UNIT_PRICES, rows[::-1], np.inf, changes)
+        if np.isfinite(price):
+            prices.append(price)
             used.append([counts[types == index].sum() for index in range(NUM_TYPES)])
     mixture = linprog(
         prices, A_ub=np.array(used).T, b_ub=caps, A_eq=np.ones((1, len(prices))), b_eq=[1.0], bounds=(0, None)
