@@ -26,6 +26,7 @@ from tasks.prices import RENTED_AS, catalogue_of, device_types_of
 from tasks.profiling import check_model, check_model_name
 from tasks.provisioning import check_offers, check_rentable
 from tasks.records.run_files import saved_parameters
+from tasks.training import label_weights_of
 
 OWN_PARAMETERS = ("data", "day", "resume_run_id", "plan_only", "ready_by")
 """Parameters of train-ctr that a back-fill sets itself or has no use for."""
@@ -43,6 +44,7 @@ def check_run(asked: parameters.TrainParameters) -> None:
         workspace = Workspace.locate()
         for region in _regions_of(workspace, asked):
             check_rentable(asked.device_types, provider=provider_of(workspace, asked.provider, region=region))
+    label_weights_of(asked.source.schema, asked.label_weights)
     asked.source.check_columns(asked.day)
     # The built-in models are known to fit the default columns; building one loads torch, which takes seconds.
     if asked.sized_model not in CTR_MODELS or asked.schema_file is not None:

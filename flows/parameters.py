@@ -179,6 +179,17 @@ class TrainedParameters(_ModelParameters):
     embedding_l2: Annotated[float, Field(ge=0, allow_inf_nan=False)] = ENGINE["embedding_l2"]
     """The same of embedding rows, each in the steps that update it."""
 
+    clip_norm: Positive | None = None
+    """Longest gradient of the dense layers, all stages together; a longer one is scaled down to this norm. Empty to
+    clip none."""
+
+    warmup_steps: Annotated[int, of_unit("steps", ge=1)] | None = None
+    """First steps, in which both learning rates rise in a straight line; empty for none."""
+
+    label_weights: dict[str, Positive] = Field({})
+    """Weight of a label in the loss by its name, where a schema has several, such as {"purchase": 3}; 1 for the
+    others."""
+
     embedding_memory_bytes: Annotated[int, of_unit("bytes", ge=1)] | None = ENGINE["embedding_memory_bytes"]
     """Memory of a worker for rows of embedding tables with their optimizer state; the others are on its disk, and
     those that the next batches look up are fetched in time. Empty to hold all in memory. For stages on CPUs."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from heterps_core.cluster import Cluster
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.errors import RunStoppedError
+from heterps_core.data.schema import DataSchema
+from heterps_core.errors import RunStoppedError, UnknownNameError
 from heterps_core.training.job import (
     DELAYED,
     TrainingConfig,
@@ -60,6 +61,18 @@ def stopped_error(stopped: Stopped, *, run_id: str) -> RunStoppedError:
         f"run {run_id} was asked to stop: it wrote a checkpoint at step {steps[-1].step if steps else 0:,} and its "
         f"model is not judged; set resume_run_id={run_id} to go on from there"
     )
+
+
+def label_weights_of(schema: DataSchema, weights: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the weight of each label of a schema, 1 where none is given; empty where none is.
+
+    Raises:
+        UnknownNameError: A weight is of no label of the schema.
+    """
+    for name in weights:
+        if name not in schema.labels:
+            raise UnknownNameError("label in label_weights", name, schema.labels)
+    return tuple(weights.get(name, 1.0) for name in schema.labels) if weights else ()
 
 
 def training_config(

@@ -30,7 +30,7 @@ from tasks.provisioning import (
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.reports.tables import cuts_table
 from tasks.running.progress import log_step
-from tasks.training import training_config
+from tasks.training import label_weights_of, training_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,7 @@ class PlanSearch:
             "embedding_memory_bytes": asked.embedding_memory_bytes
             or self._memory_bytes(problem, chosen, bought),
             "embedding_folders": tuple(asked.embedding_folders),
+            "label_weights": label_weights_of(run.dataset.manifest.schema, asked.label_weights),
             "dense_learning_rate": asked.dense_learning_rate or default_dense_learning_rate(asked.model),
         }
         return training_config(

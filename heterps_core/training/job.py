@@ -191,6 +191,16 @@ class TrainingConfig:
     embedding_l2: NotNegative = 0.0
     """The same of the rows that a step updates."""
 
+    clip_norm: Positive | None = None
+    """Longest gradient of all dense parameters together, of every stage; a longer one is scaled down to this length
+    before the update. None never clips."""
+
+    warmup_steps: Count | None = None
+    """First steps, in which both learning rates rise in a straight line; None begins with the whole rates."""
+
+    label_weights: tuple[Positive, ...] = ()
+    """Weight of each label in the loss, a weighted mean over labels; empty for equal weights."""
+
     checkpoint_interval_steps: Count = 200
     """Steps between two checkpoints; one more is written at the end."""
 

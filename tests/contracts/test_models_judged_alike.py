@@ -72,6 +72,8 @@ def make_job(dataset: PreparedDataset, model: str) -> TrainingJob:
             dense_learning_rate=0.02,
             embedding_learning_rate=1.0,
             checkpoint_interval_steps=STEPS_BETWEEN,
+            clip_norm=0.05,
+            warmup_steps=3,
         ),
     )
 

@@ -24,6 +24,8 @@ ENGINE = {
     "num_threads": 2,
     "dense_l2": 0.02,
     "embedding_l2": 0.01,
+    "clip_norm": 0.1,
+    "warmup_steps": 4,
 }
 SIZES = {"hidden_widths": [24, 12], "embedding_dim": 4, "model_settings": {"dropout": 0.0}}
 

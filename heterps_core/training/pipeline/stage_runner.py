@@ -86,11 +86,17 @@ class _LivePass(NamedTuple):
     """On the last stage its share of the loss."""
 
 
-def _summed_loss(logits: Tensor, batch: ClickBatch) -> Tensor:
-    """Return the log-loss of logits [B, labels], times the weights of rows, summed over rows; of labels the mean."""
+def _summed_loss(logits: Tensor, batch: ClickBatch, label_weights: Tensor | None = None) -> Tensor:
+    """Return the log-loss of logits [B, labels], times the weights of rows, summed over rows; of labels the mean.
+
+    Args:
+        label_weights: [labels], of mean 1; None for ones.
+    """
     num_labels = logits.shape[1]
     labels = batch.labels.view(-1, num_labels)
     weights = None if batch.weights is None else batch.weights.unsqueeze(1)
+    if label_weights is not None:
+        weights = label_weights.expand_as(logits) if weights is None else weights * label_weights
     loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
     return loss if num_labels == 1 else loss.div(num_labels)
 
@@ -131,6 +137,10 @@ class StageRunner:
             place.link.silence_limit_s = _FIRST_SILENCE_LIMIT_S
         self._before = None if place.stage == 0 else self._boundary(place.stage - 1, model.input_width)
         self._after = None if self.is_last else self._boundary(place.stage + 1, model.output_width)
+        self._label_weights = None
+        if config.label_weights:
+            weights_L = torch.tensor(config.label_weights, device=place.device)
+            self._label_weights = weights_L / weights_L.mean()
         self._arriving: deque[Receiving | ArrivingRows] = deque()
         self._returning: deque[Receiving | ArrivingRows] = deque()
         self._is_drained = True
@@ -265,7 +275,7 @@ class StageRunner:
             self._after.send(leaving.detach(), microbatch.num_rows)
             self._returning.append(self._after.receive(microbatch.num_rows))
         else:
-            leaving = _summed_loss(leaving, microbatch.batch).div(batch_size)
+            leaving = _summed_loss(leaving, microbatch.batch, self._label_weights).div(batch_size)
         return _LivePass(microbatch.num_rows, entering, leaving)
 
     def _run_backward(self, live: _LivePass, losses: list[Tensor], weight_gradients: WeightGradients) -> None:

@@ -132,10 +132,14 @@ def train_plainly(
     last_share: float = 1.0,
     dense_l2: float = 0.0,
     embedding_l2: float = 0.0,
+    clip_norm: float | None = None,
+    warmup_steps: int = 0,
+    label_weights: Sequence[float] = (),
 ) -> list[float]:
     """Train with SGD, with learning rates that fall in a straight line to a share; returns the loss of each step.
 
     Penalties are terms of the loss: half the squares of weights, and of the rows that the batch looks up.
+    Rates rise before they fall where `warmup_steps` is above 0, to the first of as many steps less these.
     """
     tables = [layer.weight for layer in model.modules() if isinstance(layer, PlainEmbedding)]
     dense = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
@@ -144,11 +148,21 @@ def train_plainly(
     )
     rates = [group["lr"] for group in optimizer.param_groups]
     losses = []
-    for batch, share in zip(batches, torch.linspace(1.0, last_share, len(batches)).tolist(), strict=True):
+    shares = [(step + 1) / warmup_steps for step in range(warmup_steps)]
+    shares += torch.linspace(1.0, last_share, len(batches) - warmup_steps).tolist()
+    for batch, share in zip(batches, shares, strict=True):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * share
         weights = None if batch.weights is None else batch.weights.view(-1, *[1] * (batch.labels.ndim - 1))
-        loss = F.binary_cross_entropy_with_logits(model(batch), batch.labels, weights)
+        losses_of_labels = F.binary_cross_entropy_with_logits(
+            model(batch), batch.labels, weights, reduction="none"
+        )
+        if label_weights:
+            total = sum(label_weights)
+            losses_of_labels = sum(
+                weight / total * losses_of_labels[:, label] for label, weight in enumerate(label_weights)
+            )
+        loss = losses_of_labels.mean()
         penalty = sum(dense_l2 / 2 * each.square().sum() for each in dense if each.ndim > 1)
         for layer in model.modules():
             if isinstance(layer, PlainEmbedding) and embedding_l2:
@@ -156,6 +170,8 @@ def train_plainly(
                 penalty = penalty + embedding_l2 / 2 * layer.weight[rows[rows >= 0]].square().sum()
         optimizer.zero_grad()
         (loss + penalty).backward()
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(dense, clip_norm)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -251,9 +267,11 @@ def run_plainly(job: TrainingJob) -> PlainRun:
         batches,
         dense_learning_rate=config.dense_learning_rate,
         embedding_learning_rate=config.embedding_learning_rate,
-        last_share=1 / len(batches),
+        last_share=1 / (len(batches) - (config.warmup_steps or 0)),
         dense_l2=config.dense_l2,
         embedding_l2=config.embedding_l2,
+        clip_norm=config.clip_norm,
+        warmup_steps=config.warmup_steps or 0,
     )
     with torch.no_grad():
         logits = model(dataset.batch(held_out(dataset)))

@@ -54,6 +54,9 @@ JOB = {
         embedding_optimizer="sgd",
         dense_learning_rate=0.5,
         embedding_learning_rate=30.0,
+        clip_norm=0.05,
+        warmup_steps=7,
+        label_weights=(1.0, 3.0),
     ),
 }
 
@@ -108,6 +111,20 @@ def held_out_columns(source: Path, dataset: PreparedDataset) -> dict[str, Any]:
 
 def test_a_pipeline_learns_what_plain_torch_learns(trained, dataset):
     config = JOB["config"]
+    expected = learned_plainly(dataset, config)
+    unclipped, unwarmed, unweighted = (
+        learned_plainly(dataset, replace(config, **changed))
+        for changed in ({"clip_norm": None}, {"warmup_steps": None}, {"label_weights": ()})
+    )
+
+    np.testing.assert_allclose(trained["logits"], expected, atol=1e-4)
+    assert expected.std() > 0.1
+    for other in (unclipped, unwarmed, unweighted):
+        assert np.abs(other - expected).max() > 1e-2
+
+
+def learned_plainly(dataset: PreparedDataset, config: TrainingConfig) -> np.ndarray:
+    """Return the logits of the held-out rows after a training in plain torch."""
     plain = plain_model(MODEL, dataset.features, seed=config.seed)
     batches = [
         dataset.batch(dataset.batch_rows(epoch, index, batch_size=config.batch_size, seed=config.seed))
@@ -119,13 +136,13 @@ def test_a_pipeline_learns_what_plain_torch_learns(trained, dataset):
         batches,
         dense_learning_rate=config.dense_learning_rate,
         embedding_learning_rate=config.embedding_learning_rate,
-        last_share=1 / len(batches),
+        last_share=1 / (len(batches) - (config.warmup_steps or 0)),
+        clip_norm=config.clip_norm,
+        warmup_steps=config.warmup_steps or 0,
+        label_weights=config.label_weights,
     )
     with torch.no_grad():
-        expected = plain(dataset.batch(held_out(dataset))).numpy()
-
-    np.testing.assert_allclose(trained["logits"], expected, atol=1e-4)
-    assert expected.std() > 0.1
+        return plain(dataset.batch(held_out(dataset))).numpy()
 
 
 def test_an_exported_model_predicts_raw_columns_as_in_training(trained, source, dataset):
