@@ -284,8 +284,8 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
     and new values, distributions): tell, or stop before anything is launched."""
 
     baseline: bool = True
-    """Fit a logistic regression on a sample of the rows, after the training, and show the model beside it; a first
-    champion must not be proven worse."""
+    """Fit a logistic regression and, where it is installed, LightGBM on a sample of the rows, after the training, and
+    show the model beside them; a first champion must not be proven worse than the logistic regression."""
 
     min_auc_gain: Number = GATES.min_auc_gain
     """Promote only if the lower confidence bound of (challenger - champion) AUC, on rows that neither has seen,

@@ -14,7 +14,7 @@ from heterps_core.training.training_run import TrainingRun
 from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage
 from tasks.data import rows_after
-from tasks.judging.baseline import measure_baseline
+from tasks.judging.baseline import measure_baselines
 from tasks.judging.challenge import Challenger
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.profiling import charge_measurements
@@ -116,7 +116,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         planned,
         learning=plan.learning,
         training=training,
-        baseline=measure_baseline(run.clicks) if run.asked.baseline else None,
+        baselines=measure_baselines(run.clicks) if run.asked.baseline else {},
         best_reachable=run.clicks.best_reachable,
         bills=bills_of_run(run.workspace, run.asked.provider, run.run_id),
         restarts=restarts_of(run.workspace, run.run_id, run.directory),

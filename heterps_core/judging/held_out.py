@@ -24,6 +24,7 @@ from heterps_core.judging.quality import (
     clipped_logits,
     log_loss,
     mean_difference,
+    normalized_entropy,
     roc_auc,
     row_losses,
 )
@@ -34,6 +35,21 @@ _ROW = np.dtype([("is_click", np.bool_), ("weight", np.float32), ("logit", np.fl
 
 Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Returns an array [n] of each process one after the other, in the same order at each call."""
+
+
+_NUM_BINS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CalibrationBin:
+    """About a tenth of the rows, by their predictions."""
+
+    num_rows: int
+    predicted: float
+    """Mean probability, by the weights of rows."""
+
+    observed: float
+    """Share of clicks, by the weights of rows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +64,12 @@ class ModelQuality:
 
     calibration_ratio: float | None
     """Predicted clicks over observed clicks; None without a click."""
+
+    normalized_entropy: float | None = None
+    """Log-loss over that of the mean click rate; None where all labels are equal."""
+
+    deciles: tuple[CalibrationBin, ...] = ()
+    """Predicted against observed clicks, from the lowest predictions to the highest; empty in earlier judgements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +108,12 @@ class HeldOutJudgement(JsonDocument):
                 f"predictions must be finite, but {self.num_not_finite:,} are not: the training has diverged; "
                 f"{WHERE_DIVERGED}"
             )
-        return ClickQuality(auc=self.quality.auc, log_loss=self.quality.log_loss, num_rows=self.num_rows)
+        return ClickQuality(
+            auc=self.quality.auc,
+            log_loss=self.quality.log_loss,
+            num_rows=self.num_rows,
+            normalized_entropy=self.quality.normalized_entropy,
+        )
 
 
 class HeldOutScores:
@@ -170,8 +197,27 @@ def _quality(rows: npt.NDArray[Any]) -> ModelQuality:
     labels, logits, weights = rows["is_click"], rows["logit"], rows["weight"].astype(np.float64)
     probabilities = 1.0 / (1.0 + np.exp(-clipped_logits(logits)))
     weight_of_clicks = float(weights @ labels)
+    loss = log_loss(labels, logits, weights)
     return ModelQuality(
         auc=roc_auc(labels, logits, weights),
-        log_loss=log_loss(labels, logits, weights),
+        log_loss=loss,
         calibration_ratio=float(weights @ probabilities) / weight_of_clicks if weight_of_clicks else None,
+        normalized_entropy=normalized_entropy(loss, weight_of_clicks / float(weights.sum())),
+        deciles=_deciles(labels, probabilities, weights),
     )
+
+
+def _deciles(
+    labels: npt.NDArray[np.bool_], probabilities: FloatArray, weights: FloatArray
+) -> tuple[CalibrationBin, ...]:
+    """Return predicted and observed clicks of tenths of the rows [N]; fewer where there are fewer rows."""
+    order = np.argsort(probabilities, kind="stable")
+    num_bins = min(_NUM_BINS, len(labels))
+    starts = np.arange(num_bins) * len(labels) // num_bins
+    of_bins, predicted, observed = (
+        np.add.reduceat(values[order], starts)
+        for values in (weights, weights * probabilities, weights * labels)
+    )
+    counts = np.diff(starts, append=len(labels)).tolist()
+    bins = zip(counts, (predicted / of_bins).tolist(), (observed / of_bins).tolist(), strict=True)
+    return tuple(CalibrationBin(num_rows=rows, predicted=mean, observed=share) for rows, mean, share in bins)

@@ -1,14 +1,16 @@
-"""Logistic regression on the same features and split: the least that a trained model must beat.
+"""Models that people pick without us, on the same features and split: the least that a trained model must beat.
 
-Without it an AUC says little, as it depends on the data more than on the model. Its penalty is chosen
-on the last part of the training rows, so that the comparison is with a tuned opponent. It is fitted on a sample of
-bounded size and rates another of the held-out rows, so that its memory does not grow with the data.
+Without them an AUC says little, as it depends on the data more than on the model. Their settings are chosen on the
+last part of the training rows, so that the comparison is with tuned opponents. They are fitted on a sample of bounded
+size and rate another of the held-out rows, so that their memory does not grow with the data.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,10 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.data.row_arrays import RowArrays, targets_of
 from heterps_core.data.row_groups import sampled_runs
+from heterps_core.errors import HeterpsError
 from heterps_core.judging.quality import ClickQuality, log_loss, measure_quality
 from tasks.data import PreparedClicks
+from tasks.judging.boosted_trees import boosted_trees
 from tasks.steps import step
 
 if TYPE_CHECKING:
@@ -47,9 +51,13 @@ _TOLERANCE = 1e-3
 logger = logging.getLogger(__name__)
 
 
+Fit = Callable[[FeatureSpec, RowArrays, RowArrays], npt.NDArray[np.float64]]
+"""Returns logits [m] of m later rows after a fit on training rows; both are in time order."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """A logistic regression's quality on held-out rows: all, or a sample of `MOST_RATED_ROWS`."""
+    """A baseline's quality on held-out rows: all, or a sample of `MOST_RATED_ROWS`."""
 
     quality: ClickQuality
     num_train_rows: int
@@ -61,56 +69,115 @@ class Baseline:
     rated_runs: tuple[tuple[int, int], ...]
     """First and stop of the runs of rows that were rated."""
 
+    processor_seconds: float = 0.0
+    """For reading its rows, fitting and rating."""
 
-@step("logistic regression baseline")
-def measure_baseline(clicks: PreparedClicks) -> Baseline | str:
-    """Fit a logistic regression on training rows and rate it on held-out rows; or return why there is none.
 
-    Nothing is raised: the model that it is compared with has been trained and registered, and shall not be lost.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledRows:
+    """Training rows and held-out rows in time order, of bounded number."""
+
+    features: FeatureSpec
+    train: RowArrays
+    rated: RowArrays
+    rated_runs: tuple[tuple[int, int], ...]
+    logit_shift: float
+    read_seconds: float
+
+    @classmethod
+    def of(cls, dataset: PreparedDataset) -> SampledRows:
+        """Read the rows; each column is hashed to a row of its table, also where ids are dynamic."""
+        started_s = time.thread_time()
+        # Which of the model's ids have a row is of no use to a model of its own.
+        features = replace(dataset.features, dynamic_ids=None)
+        first_held_out = dataset.num_train_rows
+        train_runs = sampled_runs(first_held_out, at_most=MOST_TRAIN_ROWS, num_runs=NUM_RUNS)
+        rated_runs = tuple(
+            (first_held_out + first, first_held_out + stop)
+            for first, stop in sampled_runs(dataset.num_eval_rows, at_most=MOST_RATED_ROWS, num_runs=NUM_RUNS)
+        )
+        train, rated = (
+            joined_rows([part for run in runs for part in dataset.parts(*run, features=features)])
+            for runs in (train_runs, rated_runs)
+        )
+        return cls(
+            features=features,
+            train=train,
+            rated=rated,
+            rated_runs=rated_runs,
+            logit_shift=dataset.manifest.schema.logit_shift,
+            read_seconds=time.thread_time() - started_s,
+        )
+
+    def measured(self, fit: Fit) -> Baseline | str:
+        """Fit a baseline and rate it; or return in one line why there is none."""
+        started_s = time.thread_time()
+        labels, _ = targets_of([self.train])
+        if len(np.unique(labels)) < 2:
+            return "the training rows are all of one class"
+        logits = fit(self.features, self.train, self.rated) + self.logit_shift
+        rated_labels, rated_weights = targets_of([self.rated])
+        return Baseline(
+            quality=measure_quality(rated_labels, logits, rated_weights),
+            num_train_rows=len(labels),
+            logits=logits,
+            rated_runs=self.rated_runs,
+            processor_seconds=self.read_seconds + time.thread_time() - started_s,
+        )
+
+
+@step("baselines")
+def measure_baselines(clicks: PreparedClicks) -> dict[str, Baseline | str]:
+    """Fit each of `BASELINES` on training rows and rate it on held-out rows; or say why there is none.
+
+    Nothing is raised: the model that they are compared with has been trained and registered, and shall not be lost.
     """
     try:
-        return _fitted_baseline(clicks.open())
+        rows = SampledRows.of(clicks.open())
     except Exception as problem:
-        logger.warning("there is no logistic regression to compare with", exc_info=problem)
-        first_line = str(problem).partition("\n")[0]
-        return f"it failed with {type(problem).__name__}: {first_line}"
+        return dict.fromkeys(BASELINES, _why_none(problem))
+    return {name: measure_baseline(fit, rows) for name, fit in BASELINES.items()}
 
 
-def _fitted_baseline(dataset: PreparedDataset) -> Baseline | str:
-    from scipy.sparse import csr_matrix, vstack
+def measure_baseline(fit: Fit, rows: SampledRows) -> Baseline | str:
+    """Measure a baseline; its failure is a line."""
+    try:
+        return rows.measured(fit)
+    except Exception as problem:
+        return _why_none(problem)
 
-    # Which of the model's ids have a row is of no use to a model of its own.
-    features = replace(dataset.features, dynamic_ids=None)
-    parts = [
-        (_design_matrix(part, features), part)
-        for first, stop in sampled_runs(dataset.num_train_rows, at_most=MOST_TRAIN_ROWS, num_runs=NUM_RUNS)
-        for part in dataset.parts(first, stop, features=features)
-    ]
-    labels, weights = targets_of([part for _, part in parts])
-    if len(np.unique(labels)) < 2:
-        return "the training rows are all of one class"
-    rows = csr_matrix(vstack([rows for rows, _ in parts], format="csr"))
+
+def _why_none(problem: Exception) -> str:
+    first_line = str(problem).partition("\n")[0]
+    if isinstance(problem, HeterpsError):
+        return first_line
+    logger.warning("there is no baseline to compare with", exc_info=problem)
+    return f"it failed with {type(problem).__name__}: {first_line}"
+
+
+def joined_rows(parts: Sequence[RowArrays]) -> RowArrays:
+    """Return the rows of all parts, with their first label and what each row counts for."""
+    labels, weights = targets_of(parts)
+    return RowArrays(
+        dense=np.concatenate([part.dense for part in parts]),
+        ids=np.concatenate([part.ids for part in parts]),
+        labels=labels,
+        weights=weights,
+    )
+
+
+def logistic_regression(features: FeatureSpec, train: RowArrays, rated: RowArrays) -> npt.NDArray[np.float64]:
+    """Fit scikit-learn's logistic regression on numbers and one-hot ids; returns logits [m] of the rated rows."""
+    labels, weights = targets_of([train])
+    rows = _design_matrix(train, features)
     # Columns that no training row uses have no weight; most buckets are empty.
     used = np.unique(rows.indices)
     rows = _columns_of(rows, used)
     model = _fit(rows, labels, weights, _choose_penalty(rows, labels, weights))
-    first_held_out = dataset.num_train_rows
-    rated_runs = tuple(
-        (first_held_out + first, first_held_out + stop)
-        for first, stop in sampled_runs(dataset.num_eval_rows, at_most=MOST_RATED_ROWS, num_runs=NUM_RUNS)
+    logits: npt.NDArray[np.float64] = model.decision_function(
+        _columns_of(_design_matrix(rated, features), used)
     )
-    rated = [part for run in rated_runs for part in dataset.parts(*run, features=features)]
-    logits = np.concatenate(
-        [model.decision_function(_columns_of(_design_matrix(part, features), used)) for part in rated]
-    )
-    logits += dataset.manifest.schema.logit_shift
-    rated_labels, rated_weights = targets_of(rated)
-    return Baseline(
-        quality=measure_quality(rated_labels, logits, rated_weights),
-        num_train_rows=len(labels),
-        logits=logits,
-        rated_runs=rated_runs,
-    )
+    return logits
 
 
 def _design_matrix(rows: RowArrays, features: FeatureSpec) -> csr_matrix:
@@ -168,3 +235,8 @@ def _fit(
         # The limit bounds the time on hard data; what is lost by it is the baseline's.
         warnings.simplefilter("ignore", ConvergenceWarning)
         return model.fit(rows, labels, sample_weight=weights)
+
+
+LOGISTIC_REGRESSION, LIGHTGBM = "logistic regression", "LightGBM"
+BASELINES: dict[str, Fit] = {LOGISTIC_REGRESSION: logistic_regression, LIGHTGBM: boosted_trees}
+"""By the names that people know; a first champion is held against the first."""

@@ -18,7 +18,14 @@ from tasks.reports.bills import machines_table
 from tasks.reports.charts import Chart, Night, loss_chart, night_charts, pipeline_chart
 from tasks.reports.report_text import facts
 from tasks.reports.run_report import PlanReport, RunReport
-from tasks.reports.tables import judged_table, purchase_table, quality_table, search_table, stages_table
+from tasks.reports.tables import (
+    calibration_table,
+    judged_table,
+    purchase_table,
+    quality_table,
+    search_table,
+    stages_table,
+)
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -79,4 +86,5 @@ def _tables(report: PlanReport, decision: PromotionDecision | str) -> list[Table
     if not isinstance(report, RunReport):
         return [stages_table(report), purchase_table(report), search_table(report)]
     models = quality_table(report) if isinstance(decision, str) else judged_table(decision)
-    return [stages_table(report), models, machines_table(report.bills)]
+    found = [stages_table(report), models, calibration_table(report), machines_table(report.bills)]
+    return [table for table in found if table.rows]

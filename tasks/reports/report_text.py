@@ -82,6 +82,8 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
             + (f"; a logistic regression has {baseline:.4f}" if baseline is not None else ""),
         ),
     ]
+    if (beside := _beside_trees(report)) is not None:
+        found.append(("beside", beside))
     if training.num_attempts > 1:
         again = f"{training.num_repeated_steps:,} steps done again"
         found.append(("restarted", f"{training.num_attempts - 1} times; {again}"))
@@ -102,17 +104,41 @@ def _duration_text(seconds: float) -> str:
     return f"{seconds / SECONDS_PER_HOUR:.1f} hours"
 
 
-def _baseline_remark(report: RunReport) -> str:
-    """Return why there is no logistic regression, or the sample that it saw; nothing where it saw all rows."""
-    baseline = report.baseline
-    if isinstance(baseline, str):
-        return f"There is no logistic regression to compare with: {baseline}."
-    if baseline is None or baseline.num_train_rows >= report.num_train_rows:
-        return ""
-    return (
-        f"The logistic regression was fitted on {baseline.num_train_rows:,} of these training rows, "
-        f"evenly over them, and rated on {baseline.quality.num_rows:,} of the others."
-    )
+def _baseline_remarks(report: RunReport) -> list[str]:
+    """Return why there are no baselines, or the sample that they saw; nothing where they saw all rows."""
+    found = {
+        name: f"There is no {name} to compare with: {why}."
+        for name, why in report.baselines.items()
+        if isinstance(why, str)
+    }
+    fitted = {name: each for name, each in report.baselines.items() if isinstance(each, Baseline)}
+    for baseline in [*fitted.values()][:1]:
+        if baseline.num_train_rows < report.num_train_rows:
+            found["sample"] = (
+                f"Fitted on {baseline.num_train_rows:,} of these training rows, evenly over them, and rated on "
+                f"{baseline.quality.num_rows:,} of the others: {', '.join(fitted)}."
+            )
+    return [*found.values()]
+
+
+def _beside_trees(report: RunReport) -> str | None:
+    """Return who is better, the model or LightGBM, by how much and at what cost; None where that is not known.
+
+    Of more rows than LightGBM rates the model is judged on all.
+    """
+    trees, own = report.boosted_trees, report.quality
+    if trees is None or own.auc is None or trees.quality.auc is None:
+        return None
+    auc, loss = trees.quality.auc - own.auc, own.log_loss - trees.quality.log_loss
+    cost = f"in {trees.processor_seconds:.1f} processor seconds"
+    if auc <= 0 and loss <= 0:
+        return (
+            f"{report.model} is better than LightGBM by {-auc:.4f} AUC and {-loss:.4f} nats; LightGBM {cost}"
+        )
+    ways_out = "try dcnv2, more epochs, or heterps tune"
+    if auc >= 0 and loss >= 0:
+        return f"LightGBM is better by {auc:.4f} AUC and {loss:.4f} nats, {cost}; {ways_out}"
+    return f"LightGBM has {auc:+.4f} AUC and {-loss:+.4f} nats of log-loss, {cost}; {ways_out}"
 
 
 def _heading(report: PlanReport) -> list[str]:
@@ -223,7 +249,12 @@ def _speed_facts(report: RunReport) -> list[tuple[str, str]]:
 
 def _quality_lines(report: RunReport, decision: PromotionDecision | str) -> list[str]:
     """Return the model beside its baselines and, where it was judged, beside the champion with all gates."""
-    lines = [*tables.quality_table(report).captioned_lines(), *_wrapped(_baseline_remark(report))]
+    lines = tables.quality_table(report).captioned_lines()
+    for remark in [f"{beside}." if (beside := _beside_trees(report)) else "", *_baseline_remarks(report)]:
+        lines += _wrapped(remark)
+    calibration = tables.calibration_table(report)
+    if calibration.rows:
+        lines += ["", *calibration.captioned_lines()]
     if isinstance(decision, str):
         return [*lines, *_wrapped(f"The model was not judged: {decision}.")]
     both = [table for table in (tables.judged_table(decision), tables.gates_table(decision)) if table.rows]

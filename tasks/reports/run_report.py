@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,7 +22,7 @@ from heterps_core.training.job import TrainingConfig
 from heterps_core.training.training_run import TrainingRun
 from heterps_core.units import SAMPLES_PER_MILLION, ratio
 from infra.billing.bill import Bill, WasteLine, waste_lines
-from tasks.judging.baseline import Baseline
+from tasks.judging.baseline import LIGHTGBM, LOGISTIC_REGRESSION, Baseline
 from tasks.provisioning import Provisioning
 from tasks.records.mlflow_names import TrackedRun, night_name
 from tasks.reports.stage_outcomes import StageOutcome, measured_step_seconds, seconds_by_stage, stage_outcomes
@@ -180,8 +180,8 @@ class RunReport(PlanReport):
 
     learning: Calibration
     training: TrainingRun
-    baseline: Baseline | str | None
-    """Or why there is none; None where none was asked for."""
+    baselines: Mapping[str, Baseline | str]
+    """By name, or why there is none; empty where none was asked for."""
 
     best_reachable: ClickQuality | None
     bills: Sequence[Bill]
@@ -192,6 +192,17 @@ class RunReport(PlanReport):
     def of(cls, planned: PlanReport, **outcome: Any) -> RunReport:
         """Return the report of a plan with its outcome."""
         return cls(**{field.name: getattr(planned, field.name) for field in fields(planned)}, **outcome)
+
+    @property
+    def baseline(self) -> Baseline | str | None:
+        """The logistic regression, which a first champion is held against; None where none was asked for."""
+        return self.baselines.get(LOGISTIC_REGRESSION)
+
+    @property
+    def boosted_trees(self) -> Baseline | None:
+        """LightGBM, where it was measured."""
+        found = self.baselines.get(LIGHTGBM)
+        return found if isinstance(found, Baseline) else None
 
     @property
     def measured_step_seconds(self) -> float | None:
@@ -307,6 +318,7 @@ class RunReport(PlanReport):
         """Return the figures of the whole run under their stable names, beside those of its plan."""
         quality, best = self.quality, self.best_reachable
         baseline = self.baseline.quality if isinstance(self.baseline, Baseline) else None
+        trees = self.boosted_trees
         samples = sum(step.num_samples for step in self.training.steps)
         return (
             {
@@ -328,6 +340,10 @@ class RunReport(PlanReport):
                 "quality/log_loss": quality.log_loss,
                 "quality/baseline_auc": baseline.auc if baseline else None,
                 "quality/baseline_log_loss": baseline.log_loss if baseline else None,
+                "quality/normalized_entropy": quality.normalized_entropy,
+                "quality/lightgbm_auc": trees.quality.auc if trees else None,
+                "quality/lightgbm_log_loss": trees.quality.log_loss if trees else None,
+                "quality/lightgbm_processor_seconds": trees.processor_seconds if trees else None,
                 "quality/best_reachable_auc": best.auc if best else None,
                 "quality/best_reachable_log_loss": best.log_loss if best else None,
             }

@@ -157,13 +157,28 @@ def quality_table(report: RunReport) -> Table:
             f"{report.model}, {name}": found
             for name, found in report.training.quality_of_other_labels.items()
         },
-        "logistic regression": report.baseline.quality if isinstance(report.baseline, Baseline) else None,
+        **{name: found.quality for name, found in report.baselines.items() if isinstance(found, Baseline)},
         "best reachable": report.best_reachable,
     }
     return Table(
         caption=f"On the {report.num_eval_rows:,} latest rows, trained on the {report.num_train_rows:,} before",
-        columns={"model": "", "AUC": ".4f", "log-loss": ".4f"},
-        rows=[(name, found.auc, found.log_loss) for name, found in models.items() if found is not None],
+        columns={"model": "", **dict.fromkeys(("AUC", "log-loss", "normalised entropy"), ".4f")},
+        rows=[
+            (name, found.auc, found.log_loss, found.normalized_entropy)
+            for name, found in models.items()
+            if found is not None
+        ],
+    )
+
+
+def calibration_table(report: RunReport) -> Table:
+    """Return predicted against observed clicks by tenths of the predictions; no rows where that is not known."""
+    judgement = report.training.judgement
+    bins = judgement.quality.deciles if judgement is not None and judgement.quality is not None else ()
+    return Table(
+        caption="Predicted against observed clicks, by tenths of the predictions",
+        columns={"tenth": "d", "rows": ",d", "predicted": ".4f", "observed": ".4f"},
+        rows=[(number, *astuple(each)) for number, each in enumerate(bins, start=1)],
     )
 
 

@@ -396,13 +396,13 @@ def flow_peaks(folder: Path, seed: int, *, most_rows: int) -> list[dict[str, Any
 def flow_peak_bytes(path: str) -> int:
     """Prepare rows, fit the baseline, judge two models, as the flow's process; returns its largest resident size."""
     from tasks.data import PreparedClicks
-    from tasks.judging.baseline import measure_baseline
+    from tasks.judging.baseline import measure_baselines
 
     dataset = prepare_dataset(path, schema=CRITEO_SCHEMA, out_dir=f"{path}.prepared")
-    baseline = measure_baseline.fn(
+    baseline = measure_baselines.fn(
         PreparedClicks(directory=str(dataset.directory), description="", best_reachable=None)
     )
-    assert not isinstance(baseline, str), baseline
+    assert not any(isinstance(each, str) for each in baseline.values()), baseline
     num_weights = dataset.features.num_dense + dataset.features.total_rows + 1
     folders = [
         write_logistic(

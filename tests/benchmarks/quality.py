@@ -28,7 +28,7 @@ from heterps_core.training.job import TrainingConfig, default_batch_size, defaul
 from heterps_core.training.tuning.in_one_process import train_in_turns
 from infra.workspace import Workspace
 from tasks.data import prepare_data
-from tasks.judging.baseline import measure_baseline
+from tasks.judging.baseline import SampledRows, logistic_regression, measure_baseline
 from tasks.sources import ClickSource
 from tests.benchmarks.quality_streams import history_stream, two_label_stream
 
@@ -86,7 +86,7 @@ def quality_of_models(models: Sequence[str], seeds: range, data: str | None) -> 
         clicks = prepare_data.fn(workspace, ClickSource(data=data))
         print(clicks.summary)
         best = None if clicks.best_reachable is None else clicks.best_reachable.auc
-        baseline = measure_baseline.fn(clicks)
+        baseline = measure_baseline(logistic_regression, SampledRows.of(clicks.open()))
         if isinstance(baseline, str):
             print(f"no logistic regression: {baseline}")
         else:

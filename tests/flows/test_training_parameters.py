@@ -40,6 +40,7 @@ def test_the_defaults_are_those_of_the_engine():
     assert values.pop("dense_learning_rate") is None
     assert values.pop("wire_dtype") is None
     assert tuple(values.pop("embedding_folders")) == own.embedding_folders
+    assert tuple(values.pop("label_weights")) == own.label_weights
     assert values.items() <= asdict(own).items()
 
 

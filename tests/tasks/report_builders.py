@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from heterps_core.data.distinct_values import ColumnValues, IdTurnover, tables_table
-from heterps_core.judging.held_out import HeldOutJudgement, ModelQuality
+from heterps_core.judging.held_out import CalibrationBin, HeldOutJudgement, ModelQuality
 from heterps_core.judging.quality import ClickQuality
 from heterps_core.planning.calibration import Calibration, Correction, RunSpeed, StageSpeed
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -16,6 +16,7 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.billing.bill import Bill, BillLine
 from infra.billing.caps import Caps
+from tasks.judging.baseline import LIGHTGBM, LOGISTIC_REGRESSION
 from tasks.provisioning import find_offers, provision
 from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.past_runs import PastRun
@@ -88,7 +89,13 @@ def make_training(*, step_seconds=STEP_SECONDS, idle_shares=None):
                 num_rows=500,
                 num_clicks=130,
                 num_not_finite=0,
-                quality=ModelQuality(auc=0.7432, log_loss=0.5012, calibration_ratio=1.02),
+                quality=ModelQuality(
+                    auc=0.7432,
+                    log_loss=0.5012,
+                    calibration_ratio=1.02,
+                    normalized_entropy=0.87,
+                    deciles=(CalibrationBin(num_rows=50, predicted=0.021, observed=0.02),),
+                ),
                 log_loss_above_mean_rate=None,
             )
         },
@@ -143,6 +150,7 @@ def make_run_report(
     learning=None,
     training=None,
     baseline=NO_BASELINE,
+    trees=None,
     id_turnover=(),
     restarts=(),
 ):
@@ -154,7 +162,7 @@ def make_run_report(
         planned,
         learning=learning or Calibration(),
         training=training or make_training(),
-        baseline=baseline,
+        baselines={LOGISTIC_REGRESSION: baseline} | ({} if trees is None else {LIGHTGBM: trees}),
         best_reachable=ClickQuality(auc=0.7500, log_loss=0.4900, num_rows=500),
         bills=(make_bill(run_id=planned.run_id),),
         id_turnover=id_turnover,

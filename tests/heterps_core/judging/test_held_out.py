@@ -44,6 +44,25 @@ def test_weighted_figures_are_those_of_scikit_learn():
     assert found.calibration_ratio == pytest.approx(weights @ probabilities / (weights @ labels), rel=1e-6)
 
 
+def test_normalised_entropy_and_tenths_are_worked_by_hand():
+    labels = np.array([0, 0, 1, 0, 1, 1])
+    logits = np.array([-2.0, -1.0, -0.5, 0.5, 1.0, 2.0], dtype=np.float32)
+    weights = np.array([1.0, 3.0, 2.0, 2.0, 1.0, 1.0], dtype=np.float32)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held_out, "_NUM_BINS", 3)
+        found = judged(labels, logits, weights=weights).quality
+
+    # Clicks weigh 4 of 10.
+    assert found.normalized_entropy == pytest.approx(
+        found.log_loss / -(0.4 * np.log(0.4) + 0.6 * np.log(0.6))
+    )
+    assert [each.num_rows for each in found.deciles] == [2, 2, 2]
+    assert [each.observed for each in found.deciles] == [0.0, 0.5, 1.0]
+    first = (1 / (1 + np.exp(2.0)) + 3 / (1 + np.exp(1.0))) / 4
+    assert found.deciles[0].predicted == pytest.approx(first, rel=1e-6)
+
+
 def test_the_difference_of_two_models_has_the_interval_of_delong():
     labels, logits, noisy = clicks(20_000)
 

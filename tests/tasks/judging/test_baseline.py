@@ -1,5 +1,6 @@
 """The logistic regression beside a model: what it learns, how many rows it reads, and what becomes of its failure."""
 
+import sys
 import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
@@ -16,8 +17,17 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.judging.quality import measure_quality
 from tasks.data import PreparedClicks
 from tasks.judging import baseline
-from tasks.judging.baseline import _columns_of, _design_matrix, measure_baseline
-from tasks.reports.report_text import _baseline_remark
+from tasks.judging.baseline import (
+    LIGHTGBM,
+    LOGISTIC_REGRESSION,
+    SampledRows,
+    _columns_of,
+    _design_matrix,
+    logistic_regression,
+    measure_baseline,
+    measure_baselines,
+)
+from tasks.reports.report_text import _baseline_remarks
 from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.tasks.report_builders import make_run_report
 
@@ -42,11 +52,16 @@ def many_clicks(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("large"), num_rows=30_000)
 
 
+def measured(clicks):
+    """Return the logistic regression alone."""
+    return measure_baseline(logistic_regression, SampledRows.of(clicks.open()))
+
+
 def peak_bytes(clicks):
     """Return the most that Python and NumPy hold at once for the baseline; mapped files are not counted."""
     tracemalloc.start()
     try:
-        measure_baseline.fn(clicks)
+        measured(clicks)
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -65,7 +80,7 @@ def test_the_design_matrix_is_dense_columns_and_one_hot_ids(clicks):
 
 
 def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
-    found = measure_baseline.fn(clicks)
+    found = measured(clicks)
 
     assert found.num_train_rows == 2_400
     assert found.quality.num_rows == 600
@@ -76,7 +91,7 @@ def test_it_learns_the_known_signal_from_all_rows_where_these_are_few(clicks):
 def test_it_promises_the_clicks_of_all_rows_where_it_was_fitted_on_a_share_of_those_without(tmp_path):
     clicks = prepare(tmp_path, num_rows=8_000, schema=replace(CRITEO_SCHEMA, negative_share=0.2))
 
-    found = measure_baseline.fn(clicks)
+    found = measured(clicks)
 
     labels = held_out_labels(clicks.open())
     assert "without a click left out, the latest 1,600 held out" in clicks.summary
@@ -97,11 +112,11 @@ def test_a_sample_is_spread_evenly_over_the_rows(num_rows, at_most):
 @pytest.mark.slow
 def test_ten_times_the_rows_take_no_more_memory(clicks, many_clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 2_000)
-    measure_baseline.fn(clicks)  # What is imported for the first time is not counted.
+    measured(clicks)  # What is imported for the first time is not counted.
 
     few, many = peak_bytes(clicks), peak_bytes(many_clicks)
 
-    assert measure_baseline.fn(many_clicks).num_train_rows == 2_000
+    assert measured(many_clicks).num_train_rows == 2_000
     # Whole, 24,000 rows of 39 columns are 11 MB as one matrix of 12 bytes an entry.
     assert many < few + 2e6
 
@@ -113,7 +128,7 @@ def test_training_rows_of_one_class_have_none(tmp_path):
     dataset = prepare_dataset(str(table), schema=CRITEO_SCHEMA, buckets_per_slot=8, out_dir=tmp_path / "d")
 
     only_clicks = PreparedClicks(directory=str(dataset.directory), description="ones", best_reachable=None)
-    assert measure_baseline.fn(only_clicks) == "the training rows are all of one class"
+    assert set(measure_baselines.fn(only_clicks).values()) == {"the training rows are all of one class"}
 
 
 def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
@@ -121,22 +136,41 @@ def test_a_failure_is_a_line_in_the_report(clicks, monkeypatch):
         raise MemoryError("cannot allocate\n2 lines")
 
     monkeypatch.setattr(baseline, "_design_matrix", full)
-    found = measure_baseline.fn(clicks)
+    found = measured(clicks)
 
     assert found == "it failed with MemoryError: cannot allocate"
     report = make_run_report(baseline=found)
-    assert _baseline_remark(report) == (
+    assert _baseline_remarks(report) == [
         "There is no logistic regression to compare with: it failed with MemoryError: cannot allocate."
-    )
+    ]
     assert report.metrics()["quality/baseline_auc"] is None
 
 
 def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 300)
 
-    line = _baseline_remark(make_run_report(baseline=measure_baseline.fn(clicks)))
+    [line] = _baseline_remarks(make_run_report(baseline=measured(clicks)))
 
-    assert line.startswith("The logistic regression was fitted on 300 of these training rows")
+    assert line.startswith("Fitted on 300 of these training rows")
+    assert line.endswith("600 of the others: logistic regression.")
+
+
+def test_every_baseline_rates_the_same_rows(clicks):
+    found = measure_baselines.fn(clicks)
+
+    assert set(found) == {LOGISTIC_REGRESSION, LIGHTGBM}
+    assert {each.rated_runs for each in found.values()} == {((2_400, 3_000),)}
+    assert all(0.6 < each.quality.auc < 0.82 for each in found.values())
+    assert all(each.processor_seconds > 0 for each in found.values())
+
+
+def test_a_baseline_that_is_not_installed_is_a_line_and_the_other_is_measured(clicks, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+
+    found = measure_baselines.fn(clicks)
+
+    assert found[LIGHTGBM] == "LightGBM is not installed; pip install 'heterps[baselines]'"
+    assert found[LOGISTIC_REGRESSION].quality.num_rows == 600
 
 
 def test_used_columns_are_taken_as_scipy_takes_them_without_a_pass_over_all_columns():

@@ -68,13 +68,13 @@ def test_a_source_that_looks_like_markup_is_shown_and_never_run(html):
     assert "<of>" not in html
 
 
-def test_a_page_has_five_charts_three_tables_and_the_facts_of_the_screen(html):
+def test_a_page_has_five_charts_four_tables_and_the_facts_of_the_screen(html):
     captions = [caption for caption, *_ in figures_of(html)]
     assert captions[:3] == NIGHT_CAPTIONS
     pipeline = "First batch in the pipeline by the plan, 1 x micro-batch"
     assert captions[3:] == ["Log-loss of the training steps", pipeline]
     outline = Outline(html)
-    assert (len(outline.all("svg")), len(outline.all("table"))) == (5, 3)
+    assert (len(outline.all("svg")), len(outline.all("table"))) == (5, 4)
     for label, text in facts(make_run_report(), make_decision(is_promoted=True)):
         assert f"<dt>{label}</dt><dd>{escape(text)}</dd>" in html
 
