@@ -18,6 +18,7 @@ from typing import Any
 
 BENCHMARKS = (
     "chaos",
+    "cost_to_quality",
     "elastic",
     "fault_injection",
     "gpu_split",
@@ -39,7 +40,7 @@ BENCHMARKS = (
     "training_speed",
 )
 
-PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow")
+PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "lightgbm", "catboost", "vowpalwabbit")
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,18 +143,22 @@ def gain_of_two_labels(seeds: range) -> list[dict[str, Any]]:
     return figures
 
 
+def default_config(dataset: PreparedDataset, model: str, seed: int) -> TrainingConfig:
+    """Return the numbers that a model is trained with by default, in one process and one epoch."""
+    return TrainingConfig(
+        batch_size=default_batch_size(dataset.num_train_rows),
+        num_microbatches=1,
+        num_epochs=1,
+        seed=seed,
+        dense_learning_rate=default_dense_learning_rate(model),
+    )
+
+
 def train(dataset: PreparedDataset, model: str, seeds: range, *, precision: str = "float32") -> Trained:
     """Train a model with its defaults from each seed, and judge it on the held-out rows."""
     qualities, started_s = [], time.process_time()
     for seed in seeds:
-        config = TrainingConfig(
-            batch_size=default_batch_size(dataset.num_train_rows),
-            num_microbatches=1,
-            num_epochs=1,
-            seed=seed,
-            dense_learning_rate=default_dense_learning_rate(model),
-            precision=precision,
-        )
+        config = replace(default_config(dataset, model, seed), precision=precision)
         rated = (dataset.num_train_rows, dataset.manifest.num_rows)
         qualities += train_in_turns(dataset, model, config, rated=rated, num_turns=1)
     return Trained(qualities, (time.process_time() - started_s) / len(seeds))
