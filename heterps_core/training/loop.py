@@ -218,7 +218,8 @@ class TrainingLoop:
         """Update dense parameters by the gradients of the batch at a cursor, and tell its loss."""
         check_losses(losses, step=at.step + 1, config=self.config)
         if self.config.clip_norm is not None:
-            clip_gradients(self.model.dense_gradients, self.place, longest=self.config.clip_norm)
+            gradients = [each.grad for each in self.model.dense_optimizer.state if each.grad is not None]
+            clip_gradients(gradients, self.place, longest=self.config.clip_norm)
         share = rate_share(at.step, num_steps, self.config.warmup_steps)
         self.model.update_dense(self.config.dense_learning_rate * share)
         check_parameters(self.model.layers, step=at.step + 1, config=self.config)

@@ -70,7 +70,7 @@ class Baseline:
     """First and stop of the runs of rows that were rated."""
 
     processor_seconds: float = 0.0
-    """For reading its rows, fitting and rating."""
+    """For fitting and rating."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,12 +82,10 @@ class SampledRows:
     rated: RowArrays
     rated_runs: tuple[tuple[int, int], ...]
     logit_shift: float
-    read_seconds: float
 
     @classmethod
     def of(cls, dataset: PreparedDataset) -> SampledRows:
         """Read the rows; each column is hashed to a row of its table, also where ids are dynamic."""
-        started_s = time.thread_time()
         # Which of the model's ids have a row is of no use to a model of its own.
         features = replace(dataset.features, dynamic_ids=None)
         first_held_out = dataset.num_train_rows
@@ -106,23 +104,6 @@ class SampledRows:
             rated=rated,
             rated_runs=rated_runs,
             logit_shift=dataset.manifest.schema.logit_shift,
-            read_seconds=time.thread_time() - started_s,
-        )
-
-    def measured(self, fit: Fit) -> Baseline | str:
-        """Fit a baseline and rate it; or return in one line why there is none."""
-        started_s = time.thread_time()
-        labels, _ = targets_of([self.train])
-        if len(np.unique(labels)) < 2:
-            return "the training rows are all of one class"
-        logits = fit(self.features, self.train, self.rated) + self.logit_shift
-        rated_labels, rated_weights = targets_of([self.rated])
-        return Baseline(
-            quality=measure_quality(rated_labels, logits, rated_weights),
-            num_train_rows=len(labels),
-            logits=logits,
-            rated_runs=self.rated_runs,
-            processor_seconds=self.read_seconds + time.thread_time() - started_s,
         )
 
 
@@ -140,9 +121,21 @@ def measure_baselines(clicks: PreparedClicks) -> dict[str, Baseline | str]:
 
 
 def measure_baseline(fit: Fit, rows: SampledRows) -> Baseline | str:
-    """Measure a baseline; its failure is a line."""
+    """Fit a baseline and rate it; or return in one line why there is none."""
+    started_s = time.thread_time()
+    train_labels, _ = targets_of([rows.train])
+    if len(np.unique(train_labels)) < 2:
+        return "the training rows are all of one class"
     try:
-        return rows.measured(fit)
+        logits = fit(rows.features, rows.train, rows.rated) + rows.logit_shift
+        labels, weights = targets_of([rows.rated])
+        return Baseline(
+            quality=measure_quality(labels, logits, weights),
+            num_train_rows=len(train_labels),
+            logits=logits,
+            rated_runs=rows.rated_runs,
+            processor_seconds=time.thread_time() - started_s,
+        )
     except Exception as problem:
         return _why_none(problem)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,90 +48,65 @@ _PARAMETERS = {
 Floats = npt.NDArray[np.floating[Any]]
 
 
-def boosted_trees(
-    features: FeatureSpec,
-    train: RowArrays,
-    rated: RowArrays,
-    *,
-    most_categories: int = MOST_CATEGORIES,
-    has_means: bool = True,
-) -> npt.NDArray[np.float64]:
+def boosted_trees(features: FeatureSpec, train: RowArrays, rated: RowArrays) -> npt.NDArray[np.float64]:
     """Fit LightGBM on training rows, in time order, and return its logits [m] of m later rows.
 
     Raises:
         ConfigurationError: It is not installed, or there are fewer than `FEWEST_ROWS` training rows.
     """
-    lightgbm = _lightgbm()
     labels, weights = targets_of([train])
-    if len(labels) < FEWEST_ROWS:
-        raise ConfigurationError(
-            f"LightGBM needs at least {FEWEST_ROWS:,} training rows, got {len(labels):,}"
-        )
-    columns, categories = _columns(
-        features, train, rated, most_categories=most_categories, has_means=has_means
-    )
-    matrix, num_rows = columns[: len(labels)], len(labels)
+    # Rated rows count for nothing, so they see the training rows alone.
+    counts = np.concatenate([weights, np.zeros(len(rated.ids))]).astype(np.float64)
+    clicks = np.concatenate([labels, np.zeros(len(rated.ids))]) * counts
+    columns, categories = list(np.concatenate([train.dense, rated.dense]).T), []
+    for places in features.id_columns:
+        ids = np.concatenate([part.ids[:, places.start : places.stop] for part in (train, rated)])
+        columns.append(target_means(ids, clicks, counts))
+        values, codes = np.unique(ids[:, 0], return_inverse=True)
+        if len(places) == 1 and len(values) <= MOST_CATEGORIES:
+            categories.append(len(columns))
+            columns.append(codes)
+    return fit_trees(np.column_stack(columns).astype(np.float32), categories, labels, weights)
 
-    def data(first: int, stop: int, **others: Any) -> Any:
-        rows = slice(first, stop)
+
+def fit_trees(
+    columns: npt.NDArray[np.float32], categories: list[int], labels: npt.NDArray[Any], weights: Floats
+) -> npt.NDArray[np.float64]:
+    """Fit LightGBM on the first n rows of columns [n + m, C], some of which are categories, and rate the others.
+
+    Raises:
+        ConfigurationError: See `boosted_trees`.
+    """
+    try:
+        lightgbm = importlib.import_module("lightgbm")
+    except ImportError as error:
+        raise ConfigurationError("LightGBM is not installed; pip install 'heterps[baselines]'") from error
+    num_rows = len(labels)
+    if num_rows < FEWEST_ROWS:
+        raise ConfigurationError(f"LightGBM needs at least {FEWEST_ROWS:,} training rows, got {num_rows:,}")
+    until_s = time.thread_time() + MOST_SECONDS
+
+    def data(rows: slice, **others: Any) -> Any:
         return lightgbm.Dataset(
-            matrix[rows], labels[rows], weight=weights[rows], categorical_feature=categories, **others
+            columns[rows], labels[rows], weight=weights[rows], categorical_feature=categories, **others
         )
+
+    def end_in_time(tried: Any) -> None:
+        if time.thread_time() > until_s:
+            raise lightgbm.callback.EarlyStopException(tried.iteration, tried.evaluation_result_list)
 
     first_check = num_rows - int(num_rows * _CHECK_SHARE)
-    fitted = data(0, first_check)
+    fitted = data(slice(0, first_check))
     search = lightgbm.train(
         _PARAMETERS,
         fitted,
         _MOST_TREES,
-        valid_sets=[data(first_check, num_rows, reference=fitted)],
-        callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False), _time_limit(lightgbm, MOST_SECONDS)],
+        valid_sets=[data(slice(first_check, num_rows), reference=fitted)],
+        callbacks=[lightgbm.early_stopping(_PATIENCE, verbose=False), end_in_time],
     )
-    model = lightgbm.train(
-        _PARAMETERS, data(0, num_rows), search.best_iteration or search.current_iteration()
-    )
+    model = lightgbm.train(_PARAMETERS, data(slice(0, num_rows)), search.best_iteration or _MOST_TREES)
     logits: npt.NDArray[np.float64] = model.predict(columns[num_rows:], raw_score=True, num_threads=1)
     return logits
-
-
-def _lightgbm() -> Any:
-    try:
-        return importlib.import_module("lightgbm")
-    except ImportError as error:
-        raise ConfigurationError("LightGBM is not installed; pip install 'heterps[baselines]'") from error
-
-
-def _time_limit(lightgbm: Any, seconds: float) -> Callable[[Any], None]:
-    """Return the callback that ends a search after so much processor time of this thread, with its best trees."""
-    until_s, best = time.thread_time() + seconds, [(np.inf, 0)]
-
-    def look(round_: Any) -> None:
-        loss = round_.evaluation_result_list[0][2]
-        best[0] = min(best[0], (loss, round_.iteration))
-        if time.thread_time() > until_s:
-            raise lightgbm.callback.EarlyStopException(best[0][1], round_.evaluation_result_list)
-
-    return look
-
-
-def _columns(
-    features: FeatureSpec, train: RowArrays, rated: RowArrays, *, most_categories: int, has_means: bool
-) -> tuple[npt.NDArray[np.float32], list[int]]:
-    """Return LightGBM's columns [n + m, C] of training and rated rows, and which of them are categories."""
-    labels, weights = targets_of([train])
-    # Rated rows count for nothing, so they see the training rows alone.
-    counts = np.concatenate([weights, np.zeros(len(rated.labels))]).astype(np.float64)
-    clicks = np.concatenate([labels, np.zeros(len(rated.labels))]) * counts
-    columns, categories = list(np.concatenate([train.dense, rated.dense]).T), []
-    for places in features.id_columns:
-        ids = np.concatenate([part.ids[:, places.start : places.stop] for part in (train, rated)])
-        if has_means:
-            columns.append(target_means(ids, clicks, counts))
-        values, codes = np.unique(ids[:, 0], return_inverse=True)
-        if len(places) == 1 and len(values) <= most_categories:
-            categories.append(len(columns))
-            columns.append(codes)
-    return np.column_stack(columns).astype(np.float32), categories
 
 
 def target_means(ids: npt.NDArray[np.integer[Any]], clicks: Floats, counts: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""A report as one HTML page to look at: the facts, charts of nights, loss and pipeline, and three tables.
+"""A report as one HTML page to look at: the facts, charts of nights, loss and pipeline, and four tables.
 
 The page needs no script and no other file, so that it opens from an artifact store, on a phone and in the dark.
 """
@@ -14,18 +14,11 @@ from heterps_core.plain_text import plain
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records.past_runs import PastRun
+from tasks.reports import tables
 from tasks.reports.bills import machines_table
 from tasks.reports.charts import Chart, Night, loss_chart, night_charts, pipeline_chart
 from tasks.reports.report_text import facts
 from tasks.reports.run_report import PlanReport, RunReport
-from tasks.reports.tables import (
-    calibration_table,
-    judged_table,
-    purchase_table,
-    quality_table,
-    search_table,
-    stages_table,
-)
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -84,7 +77,12 @@ def _charts(report: PlanReport, decision: PromotionDecision | str, nights: Seque
 
 def _tables(report: PlanReport, decision: PromotionDecision | str) -> list[Table]:
     if not isinstance(report, RunReport):
-        return [stages_table(report), purchase_table(report), search_table(report)]
-    models = quality_table(report) if isinstance(decision, str) else judged_table(decision)
-    found = [stages_table(report), models, calibration_table(report), machines_table(report.bills)]
+        return [tables.stages_table(report), tables.purchase_table(report), tables.search_table(report)]
+    models = tables.quality_table(report) if isinstance(decision, str) else tables.judged_table(decision)
+    found = [
+        tables.stages_table(report),
+        models,
+        tables.calibration_table(report),
+        machines_table(report.bills),
+    ]
     return [table for table in found if table.rows]

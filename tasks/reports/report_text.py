@@ -106,19 +106,14 @@ def _duration_text(seconds: float) -> str:
 
 def _baseline_remarks(report: RunReport) -> list[str]:
     """Return why there are no baselines, or the sample that they saw; nothing where they saw all rows."""
-    found = {
-        name: f"There is no {name} to compare with: {why}."
-        for name, why in report.baselines.items()
-        if isinstance(why, str)
-    }
-    fitted = {name: each for name, each in report.baselines.items() if isinstance(each, Baseline)}
-    for baseline in [*fitted.values()][:1]:
-        if baseline.num_train_rows < report.num_train_rows:
-            found["sample"] = (
-                f"Fitted on {baseline.num_train_rows:,} of these training rows, evenly over them, and rated on "
-                f"{baseline.quality.num_rows:,} of the others: {', '.join(fitted)}."
-            )
-    return [*found.values()]
+    return [
+        f"There is no {name} to compare with: {found}."
+        if isinstance(found, str)
+        else f"{name} was fitted on {found.num_train_rows:,} of these training rows, evenly over them, and rated on "
+        f"{found.quality.num_rows:,} of the others."
+        for name, found in report.baselines.items()
+        if isinstance(found, str) or found.num_train_rows < report.num_train_rows
+    ]
 
 
 def _beside_trees(report: RunReport) -> str | None:

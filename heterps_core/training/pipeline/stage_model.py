@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
@@ -59,12 +59,6 @@ class StageModel:
     def reads_batch(self) -> bool:
         """The stage looks rows up, so it needs the features of a batch."""
         return any(isinstance(layer, SlotEmbedding) for layer in self.layers.values())
-
-    @property
-    def dense_gradients(self) -> list[Tensor]:
-        """Gradients of the dense parameters, where they have some."""
-        parameters = (each for layer in self.layers.values() for each in layer.parameters())
-        return [each.grad for each in parameters if each.grad is not None]
 
     def update_dense(self, learning_rate: float) -> None:
         """Update the dense parameters by the gradients of a batch, and clear them."""

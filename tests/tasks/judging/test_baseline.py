@@ -151,8 +151,7 @@ def test_a_report_says_where_the_regression_saw_a_sample(clicks, monkeypatch):
 
     [line] = _baseline_remarks(make_run_report(baseline=measured(clicks)))
 
-    assert line.startswith("Fitted on 300 of these training rows")
-    assert line.endswith("600 of the others: logistic regression.")
+    assert line.startswith("logistic regression was fitted on 300 of these training rows")
 
 
 def test_every_baseline_rates_the_same_rows(clicks):
