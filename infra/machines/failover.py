@@ -17,7 +17,7 @@ from infra.billing.caps import NOTHING_SPENT, Caps, Spent
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
-from infra.providers.base import InsufficientCapacityError, Provider, QuotaExceededError
+from infra.providers.base import EndedAtStartError, InsufficientCapacityError, Provider, QuotaExceededError
 
 SPOT_RETRY_S = 180.0
 """Spells without capacity last from minutes to hours (skypilot-org/spot-traces), and each try is some requests."""
@@ -42,7 +42,8 @@ def first_running_cluster(
     """Try purchases in order until one is available; see `infra.machines.lifecycle.running_cluster`.
 
     Another one is tried only if capacity or quota is missing: a wrong credential is wrong in every zone. After a
-    refusal by a quota, purchases that ask as much of it are left out. A night with time to spare waits for spot, at a
+    refusal by a quota, purchases that ask as much of it are left out. Machines that end while they start are bought a
+    second time. A night with time to spare waits for spot, at a
     third of the price, instead of going on-demand at once. Each try has its own launch id, so that the cost of a
     failed one stays in the bill.
 
@@ -61,6 +62,7 @@ def first_running_cluster(
     planned_usd_per_hour = provider.billed_usd_per_hour(plans[0])
     left = list(plans)
     num_tried = 0
+    repeated: ProvisioningPlan | None = None
     with ExitStack() as stack:
         while True:
             plan = left.pop(0)
@@ -82,6 +84,9 @@ def first_running_cluster(
                 break
             except InsufficientCapacityError as error:
                 problem: ProvisioningError = error
+                if isinstance(error, EndedAtStartError) and plan is not repeated:
+                    repeated = plan
+                    left.insert(0, plan)
                 if spot_until is not None and _waits(provider, plan, left, retry_s, spot_until, problem):
                     left = list(plans)
                     continue

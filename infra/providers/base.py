@@ -37,6 +37,10 @@ class InsufficientCapacityError(ProvisioningError):
     """The machines are not available there and now; another zone may have them."""
 
 
+class EndedAtStartError(InsufficientCapacityError):
+    """The provider ended machines while they started; the same purchase may succeed at the second try."""
+
+
 class QuotaExceededError(ProvisioningError):
     """The account's quota does not allow the machines; it may allow a purchase that asks less of it."""
 

@@ -39,6 +39,7 @@ from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.machines.sweeper import sweep
+from infra.providers.aws import passing
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.provider import AwsEc2Provider
 from infra.workspace import run_of_launch
@@ -311,6 +312,7 @@ def in_a_child(act: Callable[[], object]) -> int:
         status = 2
         try:
             infra.machines.lifecycle.TERMINATE_PAUSE_S = 0.0
+            passing.PAUSES_S = (0.0,) * len(passing.PAUSES_S)
             ExponentialBackoff.delay_amount = lambda self, context: 0.0  # type: ignore[method-assign]
             logging.disable()
             act()

@@ -163,8 +163,8 @@ class Wire:
 
     refusal_message: str = "as the test wants it"
 
-    throttled: int = 0
-    """How many of the first requests are answered that there were too many."""
+    refuse: Callable[[dict[str, str]], tuple[str, str] | None] = lambda form: None
+    """Returns the code and the message that a request is refused with, or None."""
 
     requests: list[dict[str, str]] = field(default_factory=list)
     """As they stood in the body."""
@@ -183,8 +183,8 @@ class Wire:
         token = form.get("ClientToken")
         self.requests.append(form)
         self.before()
-        if len(self.requests) <= self.throttled:
-            return _Answer(request.url, 503, {}, _THROTTLED.encode())
+        if refused := self.refuse(form):
+            return refusal(request.url, *refused)
         fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
         code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
         if code is not None:
@@ -211,8 +211,14 @@ class Wire:
         return [request for request in self.requests if request["Action"] == operation]
 
 
-_THROTTLED = """<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>too many</Message></Error></Errors>
+_REFUSAL = """<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>
 <RequestID>1</RequestID></Response>"""
+
+
+def refusal(url: str, code: str, message: str) -> AWSResponse:
+    """Return an error as EC2 answers it; boto3 reads it as one of IAM, too."""
+    return _Answer(url, 400, {}, _REFUSAL.format(code=code, message=message).encode())
+
 
 _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">
 <requestId>1</requestId><fleetId>fleet-1</fleetId><errorSet>{errors}</errorSet></CreateFleetResponse>"""

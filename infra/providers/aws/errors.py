@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import BotoCoreError, ClientError, WaiterError
+from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
+from infra.providers.aws.passing import is_passing
 from infra.providers.aws.tags import end_text
-from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+from infra.providers.base import EndedAtStartError, InsufficientCapacityError, QuotaExceededError
 
 if TYPE_CHECKING:
     from botocore.config import Config
@@ -58,8 +59,6 @@ WAYS_OUT = {
     "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it",
     "LimitExceeded": "delete roles that no one needs, or ask for a higher quota of IAM in Service Quotas",
     "IdempotentParameterMismatch": "use a new run id: this one stands for another launch",
-    "RequestLimitExceeded": "wait a minute and try again: the account makes too many calls",
-    "Throttling": "wait a minute and try again: the account makes too many calls",
 }
 
 _WRONG_SETTINGS = (
@@ -94,8 +93,19 @@ _WAYS_OUT_BY_KIND = {
 """What a user can do about an error that boto3 raises itself, by classes of `botocore.exceptions` without their
 "Error"; the first that fits decides."""
 
-_UNKNOWN_PROFILE = "invalid iam instance profile"
-"""In the message of an InvalidParameterValue, for some seconds after a profile was made: IAM tells EC2 late."""
+_PASSES = "AWS was asked again for two minutes, as this refusal passes by itself; try again in a minute"
+
+_VOLUME_LIMIT = "Client.VolumeLimitExceeded"
+
+START_WAYS_OUT = {
+    _VOLUME_LIMIT: "ask for more gp3 storage in Service Quotas (L-7A658B76), or keep fewer rows on disk",
+    "Client.InternalError": "let the credentials use the KMS key that encrypts volumes by default (aws ec2 "
+    "get-ebs-default-kms-key-id): kms:CreateGrant, kms:Decrypt, kms:GenerateDataKeyWithoutPlaintext",
+    "Client.InvalidSnapshot.NotFound": "make the machine image again: its snapshot is gone",
+}
+"""By the code of a StateReason, Amazon EC2 user guide, "Instance terminates immediately"."""
+
+_UNKNOWN_START = "look the reason up in the EC2 user guide, Instance terminates immediately"
 
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
@@ -103,32 +113,36 @@ _SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
 """Codes that do not count beside a quota: the quota refused the pools that are sold there."""
 
 
-class UnknownProfileError(ProvisioningError):
-    """EC2 does not know the instance profile, which it may a few seconds later."""
+class PassingRefusalError(ProvisioningError):
+    """AWS refused a request for a reason of the table in `passing`."""
 
 
-def refusal(action: str, codes_and_messages: Mapping[str, Sequence[str]]) -> ProvisioningError:
+def refusal(
+    action: str, codes_and_messages: Mapping[str, Sequence[str]], *, operation: str = ""
+) -> ProvisioningError:
     """Return the error for an answer of AWS, with a fix for each code.
 
     A fleet's answer has an error for each pool that was looked at. One that no other pool changes (a missing right)
-    decides. Else, where one pool lacked capacity, the request was good and another zone may have it; where quotas
-    alone stood in the way, no zone has.
+    decides. Else, where one passes by itself, the request is worth repeating; where one pool lacked capacity, the
+    request was good and another zone may have it; where quotas alone stood in the way, no zone has.
     """
     codes = set(codes_and_messages)
-    for message in (message for messages in codes_and_messages.values() for message in messages):
-        if _UNKNOWN_PROFILE in message.lower():
-            return UnknownProfileError(
-                f"AWS refused to {action}: {message}; EC2 must know a run's instance profile, which IAM tells it "
-                f"some seconds late; try again in a minute"
-            )
+    passing = {
+        code
+        for code, messages in codes_and_messages.items()
+        if any(is_passing(operation, code, message) for message in messages)
+    }
     answers = "; ".join(
-        f"{code}: {', '.join(dict.fromkeys(messages))}; {WAYS_OUT.get(code, _UNKNOWN)}"
+        f"{code}: {', '.join(dict.fromkeys(messages))}; "
+        f"{_PASSES if code in passing else WAYS_OUT.get(code, _UNKNOWN)}"
         for code, messages in codes_and_messages.items()
     )
     text = f"AWS refused to {action}: {answers}"
     is_about_pools = bool(codes & set(CAPACITY_WAYS_OUT) - _SAYS_NOTHING_OF_OTHERS)
     # A code that is not known does not outweigh a pool that only lacked capacity.
-    others = codes - {*CAPACITY_WAYS_OUT, *_QUOTA_WAYS_OUT}
+    others = codes - {*CAPACITY_WAYS_OUT, *_QUOTA_WAYS_OUT} - passing
+    if passing and not others & set(WAYS_OUT):
+        return PassingRefusalError(text)
     if others & set(WAYS_OUT) or (others and not is_about_pools):
         return ProvisioningError(text)
     is_about_quotas = bool(codes & set(_QUOTA_WAYS_OUT)) and not is_about_pools
@@ -153,24 +167,42 @@ def explained(action: str) -> Iterator[None]:
         yield
     except ClientError as problem:
         error = problem.response["Error"]
-        raise refusal(action, {error["Code"]: [error.get("Message", "")]}) from problem
+        answer = {error["Code"]: [error.get("Message", "")]}
+        raise refusal(action, answer, operation=problem.operation_name) from problem
     except BotoCoreError as problem:
         cause = _cause_of(problem)
         raise ProvisioningError(f"AWS could not {action}: {cause}; {_way_out_of(problem)}") from problem
 
 
+def start_failure(instances: Iterable[Mapping[str, Any]]) -> ProvisioningError | None:
+    """Return the error for machines that ended while they started, by EC2's StateReason; None if none has a reason.
+
+    A reason of the server's passes, or another pool has the machines; a reason of the client's stays, but for the
+    quota of volumes, of which another plan asks less.
+    """
+    ends = {instance["InstanceId"]: instance for instance in instances if end_text(instance)}
+    if not ends:
+        return None
+    codes = {instance.get("StateReason", {}).get("Code", "") for instance in ends.values()}
+    ways_out = {code: START_WAYS_OUT.get(code, _UNKNOWN_START) for code in codes if not _is_of_server(code)}
+    text = (
+        "; ".join(
+            f"{instance_id} ended while it started: {end_text(end)}" for instance_id, end in ends.items()
+        )
+        + "; "
+        + "; ".join(dict.fromkeys(ways_out.values()) or [_ANOTHER_POOL])
+    )
+    if not ways_out:
+        return EndedAtStartError(text)
+    return (InsufficientCapacityError if codes == {_VOLUME_LIMIT} else ProvisioningError)(text)
+
+
+def _is_of_server(code: str) -> bool:
+    return code.startswith("Server.")
+
+
 def _cause_of(problem: BotoCoreError) -> str:
-    text = " ".join(str(problem).split()).removesuffix(".")
-    if isinstance(problem, WaiterError):
-        last: Any = problem.last_response
-        ends = [
-            f"{instance['InstanceId']} {end}"
-            for reservation in last.get("Reservations", ())
-            for instance in reservation["Instances"]
-            if (end := end_text(instance))
-        ]
-        return "; ".join([*ends, text])
-    return text
+    return " ".join(str(problem).split()).removesuffix(".")
 
 
 def _way_out_of(problem: BotoCoreError) -> str:

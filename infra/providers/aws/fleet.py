@@ -181,7 +181,7 @@ def request_fleet(
     if len(ids) == count:
         return ids, None
     return ids, (
-        refusal(f"launch {group}", codes)
+        refusal(f"launch {group}", codes, operation="CreateFleet")
         if codes
         else InsufficientCapacityError(
             f"AWS launched {len(ids)} of {group} and gave no reason; try again later"

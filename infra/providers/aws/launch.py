@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from heterps_core.cluster import Node
@@ -17,8 +16,8 @@ from heterps_core.hardware import ARCHITECTURES, AWS
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
-from infra.providers.aws import node_role, queries
-from infra.providers.aws.errors import UnknownProfileError, explained
+from infra.providers.aws import node_role, passing, queries
+from infra.providers.aws.errors import PassingRefusalError, explained, start_failure
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
 from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
@@ -29,11 +28,6 @@ from infra.workspace import run_of_launch
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import InstanceTypeDef
-
-_PROFILE_TIMEOUT_S = 120.0
-"""For EC2 to know a profile: 5 s to two minutes were reported (hashicorp/packer 9810, hashicorp/terraform 15341)."""
-
-_PROFILE_POLL_S = 5.0
 
 _WORKSPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -241,32 +235,40 @@ class RunLaunch:
             instances = queries.describe_when_known(self.client, instance_ids)
             if self._has_old_lease:
                 queries.renew_lease_tags(self.client, instance_ids, until=self.lease_until)
+        if failure := start_failure([each for each in instances if queries.is_ended(each)]):
+            raise failure
         return instances
 
     def _request(
         self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]
     ) -> tuple[tuple[str, ...], ProvisioningError | None]:
-        """Ask for a group, again and again for a while where EC2 does not know the run's profile yet."""
-        deadline_s = time.monotonic() + _PROFILE_TIMEOUT_S
-        for repetition in count():
-            with explained(f"launch {group}"):
-                instance_ids, problem = request_fleet(
-                    self.client,
-                    group,
-                    template_name=self.machines.template_for(
-                        self.run_id, group.architecture, has_table_disk=group.has_table_disk
-                    ),
-                    subnet_ids=subnet_ids,
-                    run_id=self.run_id,
-                    attempt=number,
-                    repetition=repetition,
-                    owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
-                )
+        """Ask for a group, under another token again where the refusal passes by itself."""
+        template_name = self.machines.template_for(
+            self.run_id, group.architecture, has_table_disk=group.has_table_disk
+        )
+        for repetition, pause_s in enumerate((*passing.PAUSES_S, None)):
+            instance_ids: tuple[str, ...] = ()
+            problem: ProvisioningError | None
+            try:
+                with explained(f"launch {group}"):
+                    instance_ids, problem = request_fleet(
+                        self.client,
+                        group,
+                        template_name=template_name,
+                        subnet_ids=subnet_ids,
+                        run_id=self.run_id,
+                        attempt=number,
+                        repetition=repetition,
+                        owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
+                    )
+            except PassingRefusalError as refused:
+                problem = refused
             self.launched_ids.extend(instance_ids)
-            is_early = isinstance(problem, UnknownProfileError) and not instance_ids
-            if not is_early or time.monotonic() > deadline_s:
+            if pause_s is None or instance_ids or not isinstance(problem, PassingRefusalError):
                 break
-            time.sleep(_PROFILE_POLL_S)
+            time.sleep(pause_s)
+        if instance_ids and isinstance(problem, PassingRefusalError):
+            problem = InsufficientCapacityError(str(problem))
         return instance_ids, problem
 
     def _check_whole(self, group: FleetGroup, members: Sequence[InstanceTypeDef]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from botocore.exceptions import WaiterError
+
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, AWS, Market
@@ -25,10 +27,11 @@ from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws import node_role, queries
 from infra.providers.aws.access_checks import access_checks
-from infra.providers.aws.errors import aws_client, explained
+from infra.providers.aws.errors import aws_client, explained, start_failure
 from infra.providers.aws.fleet import asks_less, fleet_groups
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers
+from infra.providers.aws.passing import repeat_passing
 from infra.providers.aws.prices import AwsPrices, prices_of_machines
 from infra.providers.aws.tags import attempt_of, instance_of
 from infra.providers.base import Provider
@@ -76,6 +79,8 @@ class AwsEc2Provider(Provider):
         self.machines = machines
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
+        for each in filter(None, (client, iam)):
+            repeat_passing(each)
         # Hears the time with each answer from here on.
         self._clock = queries.Ec2Clock(client)
 
@@ -84,7 +89,7 @@ class AwsEc2Provider(Provider):
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
         from botocore.config import Config
 
-        retries = Config(retries={"mode": "standard", "max_attempts": 5})
+        retries = Config(retries={"mode": "adaptive", "max_attempts": 5})
         client = aws_client("ec2", region=region, config=retries)
         iam = aws_client("iam", region=region, config=retries)
         return cls(client, MachineSettings.of_environment(os.environ), iam=iam)
@@ -192,10 +197,16 @@ class AwsEc2Provider(Provider):
         """Return once EC2 reports all instances as running; see `Provider.wait_until_ready`."""
         ids = [node.provider_instance_id for node in cluster.nodes]
         attempts = max(1, round(timeout_s / POLL_INTERVAL_S))
+        waiter = self.client.get_waiter("instance_running")
         with explained("wait for the instances to run"):
-            self.client.get_waiter("instance_running").wait(
-                InstanceIds=ids, WaiterConfig={"Delay": POLL_INTERVAL_S, "MaxAttempts": attempts}
-            )
+            try:
+                waiter.wait(InstanceIds=ids, WaiterConfig={"Delay": POLL_INTERVAL_S, "MaxAttempts": attempts})
+            except WaiterError as problem:
+                described: Any = problem.last_response
+                reservations = described.get("Reservations", ())
+                if failure := start_failure(i for each in reservations for i in each["Instances"]):
+                    raise failure from problem
+                raise
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the lease tags of a run; see `Provider.renew_lease`."""

@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import ARCHITECTURES
+from infra.providers.aws import passing
 from infra.providers.aws.errors import GONE_CODES, explained, is_refused
 from infra.providers.aws.tags import ENDED_STATES, LEASE_TAG, own_filters
 
@@ -28,12 +29,6 @@ LIVE_STATES = ("pending", "running", "stopping", "stopped")
 IMAGE_NAME_PATTERN = "heterps-node-*"
 
 _MAX_FILTER_VALUES = 200
-
-
-DESCRIBE_TIMEOUT_S = 60.0
-"""EC2 may not know for some seconds an instance that it has just launched."""
-
-_DESCRIBE_POLL_S = 1.0
 
 TOLERANCE = timedelta(seconds=5)
 """Answers carry whole seconds and take some time: a smaller difference is none."""
@@ -139,18 +134,16 @@ def describe_when_known(client: EC2Client, instance_ids: Sequence[str]) -> list[
     Raises:
         ProvisioningError: It does not in time.
     """
-    deadline_s = time.monotonic() + DESCRIBE_TIMEOUT_S
-    while True:
+    for pause_s in (*passing.PAUSES_S, 0.0):
         known = list(_with_ids(client, instance_ids))
         if len(known) == len(instance_ids):
             return sorted(known, key=lambda instance: instance["InstanceId"])
-        if time.monotonic() > deadline_s:
-            missing = sorted(set(instance_ids) - {instance["InstanceId"] for instance in known})
-            raise ProvisioningError(
-                f"EC2 must know its own instances {', '.join(missing)} within {DESCRIBE_TIMEOUT_S:.0f} s, and does "
-                f"not; what was launched is ended, try again"
-            )
-        time.sleep(_DESCRIBE_POLL_S)
+        time.sleep(pause_s)
+    missing = sorted(set(instance_ids) - {instance["InstanceId"] for instance in known})
+    raise ProvisioningError(
+        f"EC2 must know its own instances {', '.join(missing)} within {sum(passing.PAUSES_S):.0f} s, and does not; "
+        f"what was launched is ended, try again"
+    )
 
 
 def is_ended(instance: InstanceTypeDef) -> bool:

@@ -10,7 +10,7 @@ from infra.billing.caps import Caps
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.failover import first_running_cluster
 from infra.providers.aws.fleet import asks_less
-from infra.providers.base import InsufficientCapacityError, QuotaExceededError
+from infra.providers.base import EndedAtStartError, InsufficientCapacityError, QuotaExceededError
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, offer, plan
 
@@ -32,10 +32,10 @@ class PickyProvider(LocalProvider):
         return super().launch(plan, **named)
 
 
-def tried(tmp_path, plans, *, caps=None, cost_usd=1.0, **provider):
+def tried(tmp_path, plans, *, caps=None, cost_usd=1.0, kind=PickyProvider, **provider):
     numbers = count(1)
     return first_running_cluster(
-        PickyProvider(tmp_path / "leases", **provider),
+        kind(tmp_path / "leases", **provider),
         plans,
         new_launch_id=lambda: f"run-1.{next(numbers)}",
         bootstrap=bootstrap(tmp_path / "run"),
@@ -148,3 +148,26 @@ def test_an_error_in_the_block_is_not_a_launch_that_failed(tmp_path):
         raise InsufficientCapacityError("lost later")
 
     assert Ledger(tmp_path / "ledger.sqlite").entries(run_id="run-1.2") == ()
+
+
+class EndingProvider(PickyProvider):
+    """Ends the machines of the first so many launches while they start."""
+
+    def __init__(self, *args, times, **named) -> None:
+        super().__init__(*args, **named)
+        self.times = times
+
+    def wait_until_ready(self, cluster, **named):
+        self.times -= 1
+        if self.times >= 0:
+            raise EndedAtStartError("Server.InternalError")
+        super().wait_until_ready(cluster, **named)
+
+
+@pytest.mark.parametrize(("times", "usd", "number"), [(1, 0.1, 2), (2, 0.2, 3)])
+def test_machines_that_end_while_they_start_are_bought_again_and_then_others(tmp_path, times, usd, number):
+    with tried(tmp_path, [SCARCE, EXPENSIVE], kind=EndingProvider, times=times) as cluster:
+        assert cluster.run_id == f"run-1.{number}"
+        assert cluster.price_usd_per_hour == pytest.approx(usd)
+
+    assert all(entry.state is EntryState.ENDED for entry in Ledger(tmp_path / "ledger.sqlite").entries())

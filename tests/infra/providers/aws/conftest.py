@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from infra.ledger.ledger import Ledger
+from infra.providers.aws import passing
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.builders import bootstrap, plan
 from tests.infra.moto_ec2 import Wire, moto_process
@@ -13,6 +14,12 @@ from tests.infra.moto_ec2 import Wire, moto_process
 def one_server():
     with moto_process() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    """Repetitions come at once, as many as otherwise."""
+    monkeypatch.setattr(passing, "PAUSES_S", (0.0,) * len(passing.PAUSES_S))
 
 
 @pytest.fixture

@@ -29,11 +29,9 @@ from infra.providers.aws.errors import (
     explained,
     refusal,
 )
-from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.workspace import Workspace
 from tests.infra.builders import offer, plan
-from tests.infra.moto_ec2 import Wire
 from tests.moto_server import REGION
 
 
@@ -81,7 +79,6 @@ def test_a_fleet_that_ec2_refuses_says_why_and_what_to_do(launch, wire, ledger, 
         ("DescribeInstances", "OptInRequired", "enable this region"),
         ("CreateLaunchTemplate", "UnauthorizedOperation", "IAM policy.* infra/iam"),
         ("CreateFleet", "UnauthorizedOperation", "IAM policy.* infra/iam"),
-        ("CreateFleet", "RequestLimitExceeded", "wait a minute"),
     ],
 )
 def test_every_refusal_at_any_call_comes_with_a_way_out(launch, client, server, operation, code, way_out):
@@ -108,27 +105,6 @@ def test_credentials_that_expire_in_the_middle_leave_the_machines_to_their_lease
 
     client.meta.events.unregister("before-call.ec2", expire)
     assert len(provider.list_instances("r1")) == 1
-
-
-def test_throttling_is_waited_out(server, launch, monkeypatch):
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
-    client = server.client(attempts=5)
-    wire = Wire(throttled=3)
-    wire.attach(client)
-
-    cluster = launch(provider=AwsEc2Provider(client))
-
-    assert len(cluster.nodes) == 2
-    assert len([r for r in wire.requests if r["Action"] == "DescribeInstances"]) == 3 + 3
-
-
-def test_throttling_without_end_is_an_error(server, launch, monkeypatch):
-    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
-    client = server.client(attempts=3)
-    Wire(throttled=99).attach(client)
-
-    with pytest.raises(ProvisioningError, match=r"RequestLimitExceeded: .*wait a minute and try again"):
-        launch(provider=AwsEc2Provider(client))
 
 
 def test_missing_credentials_are_named_with_what_to_do(monkeypatch, launch, ledger, tmp_path):
@@ -217,32 +193,6 @@ def test_a_wrong_setting_is_named_where_the_client_is_made(tmp_path, monkeypatch
 
     with pytest.raises(ProvisioningError, match=f"AWS could not set up its client: .*{cause}.*; .*{way_out}"):
         aws_client("ec2", region=REGION, config=Config())
-
-
-def test_a_machine_that_ends_while_it_starts_is_reported_with_ec2s_reason(launch, client, provider):
-    cluster = launch()
-    dead = cluster.nodes[0].provider_instance_id
-
-    def say_why(parsed, **_):
-        for reservation in parsed.get("Reservations", ()):
-            for instance in reservation["Instances"]:
-                if instance["InstanceId"] == dead:
-                    instance["State"] = {"Code": 48, "Name": "terminated"}
-                    instance["StateReason"] = {
-                        "Code": "Client.VolumeLimitExceeded",
-                        "Message": "Client.VolumeLimitExceeded: Volume limit exceeded",
-                    }
-
-    client.meta.events.register("after-call.ec2.DescribeInstances", say_why)
-
-    with pytest.raises(
-        ProvisioningError, match=f"{dead} Client.VolumeLimitExceeded: Volume limit exceeded; "
-    ):
-        provider.wait_until_ready(cluster, timeout_s=10)
-
-    causes = {each.provider_instance_id: each.ended_because for each in provider.remembered_instances([])}
-    assert causes[dead] == "Client.VolumeLimitExceeded: Volume limit exceeded"
-    assert {cause for instance_id, cause in causes.items() if instance_id != dead} <= {""}
 
 
 def answer_fleets(client, *answers):

@@ -216,7 +216,6 @@ def test_a_run_that_has_lost_a_machine_cannot_be_launched_again(launch, client, 
 
 
 def test_machines_that_ec2_does_not_show_in_time_are_ended(launch, wire, client, server, monkeypatch):
-    monkeypatch.setattr(queries, "DESCRIBE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(queries, "_with_ids", lambda *_: iter(()))
 
     with pytest.raises(ProvisioningError, match="EC2 must know its own instances i-"):

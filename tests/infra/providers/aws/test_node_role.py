@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-import infra.providers.aws.launch
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.errors import ConfigurationError
 from infra.ledger.ledger import EndReason, EntryState
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.node_role import delete_node_role, own_node_roles, role_name, roles_path
@@ -16,20 +15,12 @@ from tests.infra.faults import BucketProvider, provider_with_roles
 from tests.infra.iam.evaluation import Access, is_allowed
 from tests.infra.moto_ec2 import Wire
 
-UNKNOWN = (
-    "Value (heterps-r1) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile name"
-)
 AFTER_LEASE = timedelta(seconds=AwsEc2Provider.lease_s + 60.0)
 
 
 @pytest.fixture
 def provider(client):
     return provider_with_roles(client)
-
-
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch):
-    monkeypatch.setattr(infra.providers.aws.launch, "_PROFILE_POLL_S", 0.0)
 
 
 def only_role(server):
@@ -165,28 +156,6 @@ def test_the_role_of_a_run_with_machines_stays_and_that_of_another_region_or_wor
         assert sweeper.remove_leftovers(now=later) == ()
 
     assert server.num_roles_and_profiles() == 2
-
-
-def test_a_profile_that_ec2_does_not_know_yet_is_asked_for_again(server, wire, launch):
-    wire.refused_fleets = {0: "InvalidParameterValue", 1: "InvalidParameterValue"}
-    wire.refusal_message = UNKNOWN
-
-    cluster = launch()
-
-    tokens = [request["ClientToken"] for request in wire.of("CreateFleet")]
-    assert len(cluster.nodes) == len(server.instances()) == 2
-    assert len(tokens) == len(set(tokens)) == 4  # to one that it knows EC2 would answer as before
-
-
-def test_a_profile_that_ec2_never_knows_ends_the_launch_and_leaves_nothing(server, wire, launch, monkeypatch):
-    monkeypatch.setattr(infra.providers.aws.launch, "_PROFILE_TIMEOUT_S", 0.0)
-    wire.refused_fleets = dict.fromkeys(range(1000), "InvalidParameterValue")
-    wire.refusal_message = UNKNOWN
-
-    with pytest.raises(ProvisioningError, match="try again in a minute"):
-        launch()
-
-    assert server.num_roles_and_profiles() == len(server.instances()) == 0
 
 
 @pytest.mark.parametrize("boundary", [None, "heterps-node"])

@@ -1,0 +1,110 @@
+"""The refusals of AWS that pass by themselves: one table, and one rule that repeats a call for two minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+PAUSES_S = (1.0, 2.0, 4.0, *(5.0,) * 23)
+"""Pauses between the repetitions of a call: 122 s together."""
+
+
+class Passing(NamedTuple):
+    """A refusal that AWS takes back by itself."""
+
+    code: str
+    words: str
+    """Part of the message, in lower case; empty for any message."""
+
+    operations: tuple[str, ...]
+    """Empty for any operation. CreateFleet stands also for the errors inside a fleet's answer."""
+
+    longest_s: float
+    """Longest time that the source reports."""
+
+    source: str
+
+
+_EVENTUAL = "Amazon EC2 API reference, Eventual consistency"
+_STORM = "Amazon EC2 API reference, Request throttling: buckets fill again within a minute"
+_SERVER = "Amazon EC2 API reference, Error codes: server errors"
+
+PASSING = (
+    Passing("NoSuchEntity", "", ("PutRolePolicy",), 60.0, "hashicorp/terraform-provider-aws 6709, 18435"),
+    Passing("NoSuchEntity", "", ("AddRoleToInstanceProfile",), 60.0, "hashicorp/terraform 2660, 7938"),
+    Passing("EntityTemporarilyUnmodifiable", "", (), 60.0, "AWS IAM API reference, Common errors"),
+    Passing("ConcurrentModification", "", (), 60.0, "AWS IAM API reference, Common errors"),
+    Passing(
+        "InvalidParameterValue",
+        "invalid iam instance profile",
+        ("CreateFleet",),
+        120.0,
+        "hashicorp/packer 9810, hashicorp/terraform 15341",
+    ),
+    Passing(
+        "InvalidParameterValue",
+        "has no associated iam roles",
+        ("CreateFleet",),
+        60.0,
+        "hashicorp/terraform 2660, 4306",
+    ),
+    Passing(
+        "InvalidGroup.NotFound",
+        "",
+        ("AuthorizeSecurityGroupIngress", "CreateFleet"),
+        60.0,
+        f"SUSE-Enceladus/ec2imgutils 77, hashicorp/packer 3627; {_EVENTUAL}",
+    ),
+    Passing(
+        "InvalidLaunchTemplateName.NotFoundException", "", ("CreateFleet",), 60.0, "4dn-dcic/tibanna 383"
+    ),
+    Passing("InvalidLaunchTemplateId.NotFound", "", ("CreateFleet",), 60.0, "4dn-dcic/tibanna 383"),
+    Passing("RequestLimitExceeded", "", (), 60.0, _STORM),
+    Passing("Throttling", "", (), 60.0, _STORM),
+    Passing("ThrottlingException", "", (), 60.0, _STORM),
+    Passing("EC2ThrottledException", "", (), 60.0, _STORM),
+    Passing("InternalError", "", (), 60.0, _SERVER),
+    Passing("InternalFailure", "", (), 60.0, _SERVER),
+    Passing("ServiceFailure", "", (), 60.0, _SERVER),
+    Passing("ServiceUnavailable", "", (), 60.0, _SERVER),
+    Passing("Unavailable", "", (), 60.0, _SERVER),
+)
+
+_UNCERTAIN = {entry.code for entry in PASSING if entry.source == _SERVER}
+"""Codes that leave open whether the request was executed."""
+
+
+def is_passing(operation: str, code: str, message: str) -> bool:
+    """Tell whether the answer of an operation passes by itself."""
+    return any(
+        code == entry.code
+        and entry.words in message.lower()
+        and (not entry.operations or operation in entry.operations)
+        for entry in PASSING
+    )
+
+
+def repeat_passing(client: Any) -> None:
+    """Let a boto3 client repeat each call whose refusal passes, with the same request.
+
+    A refused fleet is left to its launch, which repeats it under another token: to the token that it knows EC2 would
+    answer as before. Where a fleet may have been made, the same token finds it.
+    """
+    service = client.meta.service_model.service_id.hyphenize()
+    client.meta.events.register(f"needs-retry.{service}", _pause_before_repetition)
+
+
+def _pause_before_repetition(
+    response: tuple[object, Mapping[str, Any]] | None, operation: Any, attempts: int, **_: object
+) -> float | None:
+    """Return the pause before a call is repeated; None where its answer stands, or two minutes have passed."""
+    error = response[1].get("Error", {}) if response else {}
+    code = error.get("Code", "")
+    is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
+    if (
+        is_refused_fleet
+        or attempts > len(PAUSES_S)
+        or not is_passing(operation.name, code, error.get("Message", ""))
+    ):
+        return None
+    return PAUSES_S[attempts - 1]
