@@ -120,22 +120,45 @@ sys.exit(sys.version_info < (3, 11) or not all(map(find_spec, ("torch", "numpy",
   exit 1
 fi
 
-# The project's code comes from the run directory, and only the wheel that this node was launched with is run.
-if [ -n "${HETERPS_WHEEL:-}" ]; then
-  code=$(mktemp -d)
+# Prints to the console, which a cloud shows of a machine that never reached the bucket.
+say() {
+  echo "bootstrap: $(date -u +%FT%TZ) $*" >&2
+}
+
+# The project's code comes from the run directory, and only the wheel that this node was launched with is run. Returns
+# 3 where it was replaced.
+fetch_code() {
   "$HETERPS_PYTHON" -c '
 import hashlib, io, sys, zipfile
 from pyarrow import fs
 
 location, key, sha256, target = sys.argv[1:]
-files, root = fs.FileSystem.from_uri(location) if "://" in location else (fs.LocalFileSystem(), location)
-with files.open_input_stream(f"{root}/{key}", compression=None) as stream:
-    content = stream.read()
+try:
+    files, root = fs.FileSystem.from_uri(location) if "://" in location else (fs.LocalFileSystem(), location)
+    with files.open_input_stream(f"{root}/{key}", compression=None) as stream:
+        content = stream.read()
+except OSError as problem:
+    sys.exit(f"bootstrap: {key} in {location} cannot be read: {problem}")
 found = hashlib.sha256(content).hexdigest()
 if found != sha256:
-    sys.exit(f"bootstrap: {key} in {location} must have the SHA-256 {sha256}, but has {found}: it was replaced")
+    print(f"bootstrap: {key} in {location} must have the SHA-256 {sha256}, but has {found}: it was replaced", file=sys.stderr)
+    sys.exit(3)
 zipfile.ZipFile(io.BytesIO(content)).extractall(target)
 ' "$HETERPS_RUN_DIR" "$HETERPS_WHEEL" "$HETERPS_WHEEL_SHA256" "$code"
+}
+
+if [ -n "${HETERPS_WHEEL:-}" ]; then
+  code=$(mktemp -d)
+  case "$HETERPS_RUN_DIR" in
+  *://*) fetch_s=120 ;; # A role is known to the machine and to the bucket some seconds late, and a bucket may be busy.
+  *) fetch_s=0 ;;
+  esac
+  say "the node is up and fetches its code from $HETERPS_RUN_DIR"
+  until fetch_code; do
+    [ $? -ne 3 ] && [ "$SECONDS" -lt "$fetch_s" ] || exit 1
+    say "tries again until $fetch_s s after its start"
+    sleep 3
+  done
   export PYTHONPATH="$code${PYTHONPATH:+:$PYTHONPATH}"
 fi
 

@@ -95,6 +95,31 @@ def test_a_wheel_that_was_replaced_is_not_run(environment):
     assert ended.stdout == ""
 
 
+def test_a_node_whose_bucket_answers_late_says_that_it_is_up_and_fetches_again(environment, monkeypatch):
+    """The code appears in the bucket once the node has said that it tries again."""
+    with bucket_location(monkeypatch) as location:
+        late = {**environment, **os.environ, "HETERPS_RUN_DIR": location, "TMPDIR": environment["TMPDIR"]}
+        elsewhere = RunDirectory(environment["TMPDIR"] + "/elsewhere")
+        wheel = publish_node_wheel(elsewhere, "ctrdnn")
+        late |= {"HETERPS_WHEEL": wheel.key, "HETERPS_WHEEL_SHA256": wheel.sha256}
+        node = subprocess.Popen(
+            ["bash", str(BOOTSTRAP_SCRIPT), *WHERE_IS_THE_CODE],
+            env=late,
+            cwd=late["TMPDIR"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = list(itertools.takewhile(lambda line: "tries again" not in line, node.stderr))
+        RunDirectory(location).write_bytes(wheel.key, wheel.content)
+        printed, _ = node.communicate()
+
+    assert "the node is up and fetches its code" in said[0]
+    assert "cannot be read" in said[-1]
+    assert node.returncode == 0
+    assert printed.startswith(f"{late['TMPDIR']}/tmp.")
+
+
 def test_an_image_without_torch_is_reported_what_it_lacks(environment, tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{os.path.realpath(sys.executable)}" -I -S "$@"\n')
