@@ -13,7 +13,7 @@ from infra.checks import Check, CheckState, tried
 from infra.providers.aws.errors import explained, is_refused
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_images, find_network
-from infra.providers.aws.tags import as_tag_list, owner_tags
+from infra.providers.aws.tags import as_tag_list
 from infra.workspace import location_in_store
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
     yield credentials
     if credentials.state is CheckState.OK:
         yield from _image_checks(client, machines.image_ids)
-        yield _tried("AWS network", lambda: _network(client, machines.subnet_id))
-        tags = as_tag_list(owner_tags(_PROBE, workspace=machines.workspace))
+        yield _tried("AWS network", lambda: _network(client, machines.subnet_ids))
+        tags = as_tag_list(machines.tags_for(_PROBE))
         dry_runs: dict[str, Callable[[], object]] = {
             "templates": lambda: client.create_launch_template(
                 DryRun=True,
@@ -52,7 +52,7 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
                 DryRun=True,
                 GroupName=_PROBE,
                 Description=_PROBE,
-                VpcId=find_network(client, machines.subnet_id).vpc_id,
+                VpcId=find_network(client, machines.subnet_ids).vpc_id,
                 TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
             ),
         }
@@ -61,7 +61,12 @@ def access_checks(client: EC2Client, machines: MachineSettings, *, iam: Any) -> 
             yield _tried(f"AWS may make {what}", refused, found="allowed (dry run)")
         path = roles_path(machines.workspace, region)
         yield _tried("AWS may see node roles", lambda: own_node_roles(iam, path), found=f"allowed, {path}")
-    yield _tried("node boundary", lambda: check_boundary(machines.node_boundary))
+        if name := machines.instance_profile:
+            yield _tried(
+                "node profile", lambda: iam.get_instance_profile(InstanceProfileName=name), found=name
+            )
+        else:
+            yield _tried("node boundary", lambda: _boundary(iam, machines.node_boundary))
     yield _tried("run store", _see_run_store)
 
 
@@ -85,9 +90,15 @@ def _image_checks(client: EC2Client, image_ids: Sequence[str]) -> Iterator[Check
         yield replace(check, state=CheckState.NOTE) if is_note else check
 
 
-def _network(client: EC2Client, subnet_id: str | None) -> str:
-    network = find_network(client, subnet_id)
+def _network(client: EC2Client, subnet_ids: Sequence[str]) -> str:
+    network = find_network(client, subnet_ids)
     return f"{network.vpc_id}, zones {', '.join(sorted(network.subnet_ids))}"
+
+
+def _boundary(iam: Any, boundary: str | None) -> str:
+    arn = check_boundary(boundary)
+    iam.get_policy(PolicyArn=arn)
+    return arn
 
 
 def _see_run_store() -> str:

@@ -56,7 +56,8 @@ WAYS_OUT = {
     "OptInRequired": "enable this region for the account, or take another one",
     "InvalidAMIID.NotFound": "give the id of an image in this region",
     "InvalidSubnetID.NotFound": "give the id of a subnet in this region",
-    "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it",
+    "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it, or "
+    "the name in HETERPS_AWS_INSTANCE_PROFILE: aws iam get-instance-profile --instance-profile-name must know it",
     "LimitExceeded": "delete roles that no one needs, or ask for a higher quota of IAM in Service Quotas",
     "IdempotentParameterMismatch": "use a new run id: this one stands for another launch",
 }
@@ -107,6 +108,12 @@ START_WAYS_OUT = {
 
 _UNKNOWN_START = "look the reason up in the EC2 user guide, Instance terminates immediately"
 
+_ORGANISATION = "service control policy"
+_BY_ORGANISATION = (
+    "the organisation refuses it to every user of the account: ask its administrator, take another region or "
+    "instance type, or set the tags that it demands in HETERPS_AWS_TAGS"
+)
+
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
 _SAYS_NOTHING_OF_OTHERS = {"Unsupported", "InvalidFleetConfiguration"}
@@ -134,7 +141,7 @@ def refusal(
     }
     answers = "; ".join(
         f"{code}: {', '.join(dict.fromkeys(messages))}; "
-        f"{_PASSES if code in passing else WAYS_OUT.get(code, _UNKNOWN)}"
+        f"{_PASSES if code in passing else _way_out_of_code(code, messages)}"
         for code, messages in codes_and_messages.items()
     )
     text = f"AWS refused to {action}: {answers}"
@@ -147,6 +154,12 @@ def refusal(
         return ProvisioningError(text)
     is_about_quotas = bool(codes & set(_QUOTA_WAYS_OUT)) and not is_about_pools
     return QuotaExceededError(text) if is_about_quotas else InsufficientCapacityError(text)
+
+
+def _way_out_of_code(code: str, messages: Sequence[str]) -> str:
+    if any(_ORGANISATION in message for message in messages):
+        return _BY_ORGANISATION
+    return WAYS_OUT.get(code, _UNKNOWN)
 
 
 def is_refused(call: Callable[[], object], *codes: str) -> bool:

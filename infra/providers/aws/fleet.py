@@ -103,7 +103,7 @@ def zones_for(
     `zone` is that of the run's machines so far: traffic between zones is slow and costs.
 
     Raises:
-        ProvisioningError: There is none.
+        InsufficientCapacityError: There is none; another purchase may have another zone.
     """
     wanted = group.offers[0].zone or zone
     left = {
@@ -112,10 +112,10 @@ def zones_for(
         if name not in refused and wanted in (None, name)
     }
     if not left:
-        raise ProvisioningError(
+        raise InsufficientCapacityError(
             f"{group} must be launched in {wanted or 'a zone'} of {network.vpc_id}, whose zones are "
             f"{', '.join(sorted(network.subnet_ids))}, without {', '.join(sorted(refused)) or 'any'} that had no "
-            f"capacity; try again later, plan with other instance types, or set another subnet"
+            f"capacity; try again later, plan with other instance types, or add a subnet to HETERPS_AWS_SUBNETS"
         )
     return left
 

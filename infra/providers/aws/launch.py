@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from infra.providers.aws import node_role, passing, queries
 from infra.providers.aws.errors import PassingRefusalError, explained, start_failure
 from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
-from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, owner_tags
+from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, own_tags, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.providers.launching import node_of
 from infra.workspace import run_of_launch
@@ -39,11 +39,17 @@ class MachineSettings:
     image_ids: tuple[str, ...] = ()
     """Machine images with Python and torch, one for each architecture; empty for the newest own ones by name."""
 
-    subnet_id: str | None = None
-    """None takes the default network, in any zone."""
+    subnet_ids: tuple[str, ...] = ()
+    """Subnets of one network, one for each zone that may be taken; empty for the default network, in any zone."""
 
     node_boundary: str | None = None
     """ARN of the permissions boundary of the nodes' roles; none is made without it."""
+
+    instance_profile: str | None = None
+    """Name of a ready-made profile for all nodes, in accounts that let nobody make roles."""
+
+    own_tags: Mapping[str, str] = field(default_factory=dict)
+    """On everything that a run makes, as a company may demand."""
 
     key_name: str | None = None
     workspace: str = "default"
@@ -61,11 +67,17 @@ class MachineSettings:
         """Return the settings of HETERPS_AWS_*."""
         return cls(
             image_ids=tuple(variables.get("HETERPS_AWS_IMAGE", "").split()),
-            subnet_id=variables.get("HETERPS_AWS_SUBNET") or None,
+            subnet_ids=tuple(variables.get("HETERPS_AWS_SUBNETS", "").split()),
             node_boundary=variables.get(node_role.BOUNDARY_VARIABLE) or None,
+            instance_profile=variables.get(node_role.PROFILE_VARIABLE) or None,
+            own_tags=own_tags(variables.get("HETERPS_AWS_TAGS", "")),
             key_name=variables.get("HETERPS_AWS_KEY") or None,
             workspace=variables.get("HETERPS_AWS_WORKSPACE") or cls().workspace,
         )
+
+    def tags_for(self, run_id: str) -> dict[str, str]:
+        """Return the tags of everything that a run makes."""
+        return {**self.own_tags, **owner_tags(run_id, workspace=self.workspace)}
 
     def name_for(self, run_id: str) -> str:
         """Return the name of a run's security group."""
@@ -162,7 +174,7 @@ class RunLaunch:
     @cached_property
     def _network(self) -> queries.Network:
         with explained("find a network"):
-            return queries.find_network(self.client, self.machines.subnet_id)
+            return queries.find_network(self.client, self.machines.subnet_ids)
 
     def _prepare(self, number: int, kinds: Collection[tuple[str, bool]]) -> None:
         """Make security group, role and a template of each kind of machine, or use those of an earlier try.
@@ -174,7 +186,7 @@ class RunLaunch:
             ProvisioningError: An architecture has no image; nothing was made.
         """
         now = self.now()
-        tags = {**owner_tags(self.run_id, workspace=self.machines.workspace), INTENDED_TAG: now.isoformat()}
+        tags = {**self.machines.tags_for(self.run_id), INTENDED_TAG: now.isoformat()}
         # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
         group_name = self.machines.name_for(run_of_launch(self.run_id))
         architectures = {architecture for architecture, _ in kinds}
@@ -205,6 +217,8 @@ class RunLaunch:
                 self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
 
     def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
+        if self.machines.instance_profile is not None:
+            return self.machines.instance_profile
         boundary = self.machines.node_boundary
         if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_location):
             return None
@@ -259,7 +273,7 @@ class RunLaunch:
                         run_id=self.run_id,
                         attempt=number,
                         repetition=repetition,
-                        owner_tags=owner_tags(self.run_id, workspace=self.machines.workspace),
+                        owner_tags=self.machines.tags_for(self.run_id),
                     )
             except PassingRefusalError as refused:
                 problem = refused

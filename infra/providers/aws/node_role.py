@@ -22,6 +22,7 @@ from infra.providers.aws.errors import is_refused
 from infra.providers.aws.tags import as_tag_list
 
 BOUNDARY_VARIABLE = "HETERPS_AWS_NODE_BOUNDARY"
+PROFILE_VARIABLE = "HETERPS_AWS_INSTANCE_PROFILE"
 
 _POLICY_NAME = "run-directory"
 _POLICY_FILE = Path(__file__).parents[2] / "iam" / "node.json"
@@ -59,7 +60,7 @@ def check_boundary(boundary: str | None) -> str:
     if boundary is None or not _ARN.fullmatch(boundary):
         raise ConfigurationError(
             f"nodes need a role for each run, within the permissions boundary that {BOUNDARY_VARIABLE} names by its "
-            f"ARN (in place of HETERPS_AWS_INSTANCE_PROFILE), got {boundary!r}; "
+            f"ARN or have the ready-made instance profile that {PROFILE_VARIABLE} names, got {boundary!r}; "
             f"export {BOUNDARY_VARIABLE}=arn:aws:iam::ACCOUNT_ID:policy/heterps-node   (docs/AWS.md makes it)"
         )
     return boundary

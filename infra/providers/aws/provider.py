@@ -128,7 +128,8 @@ class AwsEc2Provider(Provider):
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
         if self.iam is not None and node_role.is_in_s3(location):
-            node_role.check_boundary(self.machines.node_boundary)
+            if self.machines.instance_profile is None:
+                node_role.check_boundary(self.machines.node_boundary)
             node_role.node_policy(location)
 
     def launch(

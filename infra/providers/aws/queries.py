@@ -90,19 +90,24 @@ def missing_image(architecture: str, *, region: str, image_ids: Sequence[str]) -
     return f"{architecture} nodes need an {architecture} machine image with Python and torch, and {there}"
 
 
-def find_network(client: EC2Client, subnet_id: str | None) -> Network:
-    """Return the network of a subnet, or the default network with its subnet of each zone.
+def find_network(client: EC2Client, subnet_ids: Sequence[str]) -> Network:
+    """Return the network of some subnets, or the default network with its subnet of each zone.
 
     Raises:
-        ProvisioningError: There is no default network.
+        ProvisioningError: There is no default network, or the subnets are of several.
     """
     chosen: FilterTypeDef = {"Name": "default-for-az", "Values": ["true"]}
-    asked = {"SubnetIds": [subnet_id]} if subnet_id is not None else {"Filters": [chosen]}
+    asked = {"SubnetIds": list(subnet_ids)} if subnet_ids else {"Filters": [chosen]}
     subnets = client.describe_subnets(**asked)["Subnets"]
     if not subnets:
         raise ProvisioningError(
             f"instances need a network, and the account has no default network in {client.meta.region_name}; set "
-            f"HETERPS_AWS_SUBNET to a subnet, or make a default one with aws ec2 create-default-vpc"
+            f"HETERPS_AWS_SUBNETS to subnets of one network, or make a default one with aws ec2 create-default-vpc"
+        )
+    if len(networks := {subnet["VpcId"] for subnet in subnets}) > 1:
+        raise ProvisioningError(
+            f"the subnets of HETERPS_AWS_SUBNETS must be of one network, got "
+            f"{', '.join(sorted(networks))}; name those of one"
         )
     return Network(
         vpc_id=subnets[0]["VpcId"],

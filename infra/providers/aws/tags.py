@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import InstanceOffer, Market
 from infra.ledger.ledger_entry import Instance, LaunchTerms, moment_or_none
 
@@ -41,6 +42,24 @@ ENDED_STATES = ("shutting-down", "terminated")
 def owner_tags(run_id: str, *, workspace: str) -> dict[str, str]:
     """Return the tags of everything that a run makes; the IAM policies let the controller touch nothing else."""
     return {RUN_TAG: run_id, _WORKSPACE_TAG: workspace}
+
+
+def own_tags(text: str) -> dict[str, str]:
+    """Return tags from a text such as "team=ads cost-centre=4711".
+
+    Raises:
+        ConfigurationError: A word is no KEY=VALUE, or a key is one of ours or of AWS.
+    """
+    tags = {}
+    for word in text.split():
+        key, mark, value = word.partition("=")
+        if not mark or not key or key.startswith(("heterps:", "aws:")):
+            raise ConfigurationError(
+                f"HETERPS_AWS_TAGS must be KEY=VALUE words whose keys begin with neither heterps: nor aws:, got "
+                f"{word!r}; write for instance team=ads"
+            )
+        tags[key] = value
+    return tags
 
 
 def group_tags(

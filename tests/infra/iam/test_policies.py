@@ -287,7 +287,10 @@ def test_the_controller_may_do_nothing_that_the_code_never_does(
     }
     used = {access.action for access in [*accesses_to_ec2, *accesses_to_roles, *accesses_to_store]}
 
-    assert actions_of(policy("controller")) == used | of_catalogue
+    checks = (ROOT / "infra" / "providers" / "aws" / "access_checks.py").read_text()
+    of_doctor = {"iam:GetPolicy"} if "iam.get_policy(" in checks else set()
+
+    assert actions_of(policy("controller")) == used | of_catalogue | of_doctor
 
 
 FOREIGN = {"aws:ResourceTag/heterps:workspace": "others"}

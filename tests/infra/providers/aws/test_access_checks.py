@@ -1,8 +1,11 @@
+import re
+
 import boto3
 import pytest
 from botocore.stub import Stubber
 
 from infra.checks import CheckState
+from infra.providers.aws import node_role
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.launch import MachineSettings
 from tests.heterps_core.training.storage.test_store_location import KEY, WITH_CREDENTIALS
@@ -14,6 +17,11 @@ def run_store(tmp_path, monkeypatch):
 
 
 BOUNDARY = "arn:aws:iam::123456789012:policy/heterps-node"
+
+
+def make_boundary(server):
+    document = (node_role._POLICY_FILE).read_text()
+    return server.own_iam.create_policy(PolicyName="heterps-node", PolicyDocument=document)["Policy"]["Arn"]
 
 
 def by_name(client, *, iam=None, **settings):
@@ -30,7 +38,7 @@ def test_an_account_that_is_set_up_is_well_and_nothing_is_made(server, client):
     image = client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
     images = (image, server.add_arm_image())
 
-    found = by_name(client, iam=server.own_iam, image_ids=images, node_boundary=BOUNDARY)
+    found = by_name(client, iam=server.own_iam, image_ids=images, node_boundary=make_boundary(server))
 
     assert set(states(found).values()) == {CheckState.OK}, found
     assert found["AWS may make templates"].found == "allowed (dry run)"
@@ -80,7 +88,24 @@ def test_credentials_that_are_refused_end_the_questions_to_aws(code, way_out):
 
     assert states(found) == {
         "AWS credentials": CheckState.MISSING,
-        "node boundary": CheckState.OK,
         "run store": CheckState.OK,
     }
     assert way_out in found["AWS credentials"].fix
+
+
+@pytest.mark.usefixtures("run_store")
+@pytest.mark.parametrize(
+    ("what", "settings", "words"),
+    [
+        ("node boundary", {"node_boundary": BOUNDARY}, "NoSuchEntity.*aws iam get-policy"),
+        ("node profile", {"instance_profile": "no-such"}, "NoSuchEntity.*HETERPS_AWS_INSTANCE_PROFILE"),
+        ("AWS network", {"subnet_ids": ("subnet-0123",)}, "InvalidSubnetID.NotFound"),
+    ],
+)
+def test_what_is_named_but_does_not_exist_is_found_before_anything_is_bought(
+    client, server, what, settings, words
+):
+    found = by_name(client, iam=server.own_iam, **settings)[what]
+
+    assert found.state is CheckState.MISSING
+    assert re.search(words, f"{found.found} {found.fix}")

@@ -186,7 +186,7 @@ def test_a_plan_bound_to_one_subnet_does_not_look_elsewhere(launch, wire, client
     wire.refused_fleets = {1: "InsufficientInstanceCapacity"}
 
     with pytest.raises(ProvisioningError, match="InsufficientInstanceCapacity"):
-        launch(provider=AwsEc2Provider(client, MachineSettings(subnet_id=subnet)))
+        launch(provider=AwsEc2Provider(client, MachineSettings(subnet_ids=(subnet,))))
 
     assert len(wire.of("CreateFleet")) == 2
 
@@ -198,7 +198,7 @@ def test_an_offer_of_a_zone_is_launched_there_or_not_at_all(launch, wire, server
     assert {i["Placement"]["AvailabilityZone"] for i in server.instances()} == {"us-east-1c"}
 
     subnet = client.describe_subnets(Filters=[{"Name": "availability-zone", "Values": ["us-east-1a"]}])
-    machines = MachineSettings(subnet_id=subnet["Subnets"][0]["SubnetId"])
+    machines = MachineSettings(subnet_ids=(subnet["Subnets"][0]["SubnetId"],))
     with pytest.raises(
         ProvisioningError, match=r"launched in us-east-1c of vpc-.*whose zones are us-east-1a"
     ):

@@ -200,5 +200,5 @@ def test_an_account_without_a_default_network_is_reported_to_name_one(client):
     for subnet in client.describe_subnets()["Subnets"]:
         client.delete_subnet(SubnetId=subnet["SubnetId"])
 
-    with pytest.raises(ProvisioningError, match="set HETERPS_AWS_SUBNET"):
+    with pytest.raises(ProvisioningError, match="set HETERPS_AWS_SUBNETS"):
         find_network(client, None)

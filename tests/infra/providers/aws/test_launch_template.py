@@ -125,7 +125,7 @@ def test_lease_and_run_are_on_the_template_and_its_machines(launch, client):
 def test_image_key_and_subnet_are_those_that_were_given(server, launch, wire, client):
     subnet = client.describe_subnets()["Subnets"][0]["SubnetId"]
     image = client.describe_images()["Images"][0]["ImageId"]
-    machines = MachineSettings(image_ids=(image,), subnet_id=subnet, key_name="on-call")
+    machines = MachineSettings(image_ids=(image,), subnet_ids=(subnet,), key_name="on-call")
 
     launch(provider=AwsEc2Provider(client, machines))
 
