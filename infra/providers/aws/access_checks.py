@@ -11,6 +11,7 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import ARCHITECTURES
 from infra.checks import Check, CheckState, tried
 from infra.providers.aws.errors import explained, is_refused
+from infra.providers.aws.launch_template import DISK_GB
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
 from infra.providers.aws.queries import find_images, find_network
 from infra.providers.aws.tags import as_tag_list
@@ -80,7 +81,7 @@ def _image_checks(client: EC2Client, image_ids: Sequence[str]) -> Iterator[Check
     checks = [
         _tried(
             f"AWS image of {name}",
-            lambda name=name: find_images(client, image_ids, needed=[name])[name]["ImageId"],  # type: ignore[misc]
+            lambda name=name: _fitting_image(client, image_ids, name),  # type: ignore[misc]
         )
         for name in ARCHITECTURES
     ]
@@ -88,6 +89,18 @@ def _image_checks(client: EC2Client, image_ids: Sequence[str]) -> Iterator[Check
     for check in checks:
         is_note = has_one and check.state is CheckState.MISSING
         yield replace(check, state=CheckState.NOTE) if is_note else check
+
+
+def _fitting_image(client: EC2Client, image_ids: Sequence[str], architecture: str) -> str:
+    image = find_images(client, image_ids, needed=[architecture])[architecture]
+    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", ())}
+    size_gb = disks.get(image.get("RootDeviceName"), {}).get("VolumeSize", 0)
+    if size_gb > DISK_GB:
+        raise ConfigurationError(
+            f"the snapshot of an image must fit the disk of {DISK_GB} GB that machines get, and that of "
+            f"{image['ImageId']} has {size_gb} GB; make the image from an instance whose root volume is smaller"
+        )
+    return image["ImageId"]
 
 
 def _network(client: EC2Client, subnet_ids: Sequence[str]) -> str:

@@ -109,3 +109,20 @@ def test_what_is_named_but_does_not_exist_is_found_before_anything_is_bought(
 
     assert found.state is CheckState.MISSING
     assert re.search(words, f"{found.found} {found.fix}")
+
+
+@pytest.mark.usefixtures("run_store")
+def test_a_snapshot_larger_than_the_disk_of_machines_is_found_before_a_launch(client, server):
+    def enlarge(parsed, **_):
+        for image in parsed["Images"]:
+            root = {"DeviceName": image["RootDeviceName"], "Ebs": {"VolumeSize": 60}}
+            image["BlockDeviceMappings"] = [root]
+
+    client.meta.events.register("after-call.ec2.DescribeImages", enlarge)
+
+    found = by_name(client, iam=server.own_iam)["AWS image of x86_64"]
+
+    assert found.state is CheckState.MISSING
+    assert "must fit the disk of 40 GB" in found.found
+    assert "has 60 GB" in found.found
+    assert "root volume is smaller" in found.fix

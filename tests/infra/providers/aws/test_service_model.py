@@ -1,0 +1,106 @@
+"""Each call of whole lives against the model of its service: names, types, enumerations, ranges and patterns."""
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from botocore.validate import ParamValidator
+
+from heterps_core.hardware import Market
+from heterps_core.plans.provisioning_plan import TableDisk
+from infra.ledger.ledger import EndReason
+from infra.machines.sweeper import sweep
+from infra.providers.aws.access_checks import access_checks
+from tests.infra.builders import plan
+from tests.infra.faults import MACHINES, provider_with_roles, unlike_plan
+from tests.infra.providers.aws.test_architectures import mixed_plan
+
+
+def of_python(pattern):
+    """Return a pattern of Java's as one of Python's, which has no names of Unicode categories."""
+    for java, python in {"p{L}": "w", "p{Z}": "s", "p{N}": "d"}.items():
+        pattern = pattern.replace("\\" + java, "\\" + python)
+    return pattern
+
+
+def violations(value, shape, place):
+    """Yield what boto3 lets pass: values of enumerations, upper bounds and patterns."""
+    if shape.type_name == "structure":
+        for name, each in value.items():
+            yield from violations(each, shape.members[name], f"{place}.{name}")
+    elif shape.type_name == "list":
+        for each in value:
+            yield from violations(each, shape.member, place)
+    text = str(value)
+    if shape.type_name == "string":
+        if shape.enum and text not in shape.enum:
+            yield f"{place}: {text} is none of {shape.enum}"
+        pattern = shape.metadata.get("pattern")
+        if pattern and not re.fullmatch(of_python(pattern), text):
+            yield f"{place}: {text} does not match {pattern}"
+    size = len(value) if shape.type_name in ("string", "list") else value
+    if isinstance(size, int | float):
+        bounds = {bound: shape.metadata[bound] for bound in ("min", "max") if bound in shape.metadata}
+        if not bounds.get("min", size) <= size <= bounds.get("max", size):
+            yield f"{place}: {size} is not within {bounds}"
+
+
+@pytest.fixture
+def watched(client):
+    """A provider, and its calls: operation, parameters, and what violates the model."""
+    provider = provider_with_roles(client)
+    calls, found = [], []
+
+    def judge(params, model, **_):
+        calls.append(model.name)
+        report = ParamValidator().validate(params, model.input_shape).generate_report()
+        found.extend([report] if report else violations(params, model.input_shape, model.name))
+
+    for each in (provider.client, provider.iam):
+        each.meta.events.register("before-parameter-build", judge)
+    return provider, calls, found
+
+
+def test_a_value_outside_the_model_is_a_violation(watched):
+    provider, _, found = watched
+    provider.client.describe_instances(MaxResults=5)
+    assert found == []
+
+    shape = provider.client.meta.service_model.operation_model("CreateFleet").input_shape
+    bad = {"Type": "at once", "TargetCapacitySpecification": {"DefaultTargetCapacityType": "spott"}}
+
+    assert [text.partition(":")[0] for text in violations(bad, shape, "CreateFleet")] == [
+        "CreateFleet.Type",
+        "CreateFleet.TargetCapacitySpecification.DefaultTargetCapacityType",
+    ]
+
+
+@pytest.mark.slow
+def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_model(
+    watched, launch, ledger, server, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HETERPS_RUN_STORE", f"file://{tmp_path}")
+    provider, calls, found = watched
+    server.add_arm_image()
+    disk = TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)
+    plans = (
+        unlike_plan(Market.ON_DEMAND),
+        unlike_plan(Market.SPOT),
+        replace(plan(), table_disk=disk),
+        mixed_plan(),
+    )
+
+    list(access_checks(provider.client, MACHINES, iam=provider.iam))
+    for number, each in enumerate(plans):
+        run_id = f"night-{number}"
+        cluster = launch(each, provider=provider, run_id=run_id)
+        provider.wait_until_ready(cluster, timeout_s=10)
+        provider.renew_lease(run_id, until=datetime.now(UTC) + timedelta(seconds=600))
+        provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
+    sweep(provider, now=datetime.now(UTC) + timedelta(hours=1), ledger=ledger)
+
+    assert found == []
+    assert {"CreateFleet", "CreateLaunchTemplate", "CreateRole", "TerminateInstances", "GetPolicy"} <= set(
+        calls
+    )
