@@ -17,6 +17,7 @@ CTR_MODELS: dict[str, str] = {
     "lr": "heterps_core.models.architectures.parts:Wide",
     "wide-deep": "heterps_core.models.architectures.wide_deep:WideDeep",
     "deepfm": "heterps_core.models.architectures.deepfm:DeepFM",
+    "cross-deep": "heterps_core.models.architectures.cross_deep:build",
     "dlrm": "heterps_core.models.architectures.dlrm:DLRM",
     "dcnv2": "heterps_core.models.architectures.dcn:DCN",
     "xdeepfm": "heterps_core.models.architectures.xdeepfm:XDeepFM",
