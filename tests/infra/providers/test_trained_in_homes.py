@@ -1,15 +1,20 @@
 """One plan of three stages on three kinds of machines, trained whole by each home with the same result."""
 
+import random
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
 from heterps_core.training.outcome import MachinesLost
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import STEPS, RunDirectory
 from infra.billing.caps import Caps
 from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
 from infra.inventory import MachineKind, inventory_path, inventory_text
@@ -20,6 +25,7 @@ from infra.providers.ray.provider import RayProvider
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.heterps_core.training.node_processes import NUM_STEPS, TINY, make_job, prepare_clicks, trained
+from tests.heterps_core.training.test_rows_after_losses import FOLDER_VARIABLE, in_order, noted_steps
 from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
 
@@ -182,3 +188,87 @@ def test_a_controller_that_is_away_does_not_stop_a_training(commands, dataset, t
     assert len(is_away) == 2
     assert len(training.steps) == NUM_STEPS
     assert commands.queue() == []
+
+
+NUM_LOSSES = 20
+ROWS = "tests.heterps_core.training.test_rows_after_losses:build_noting"
+
+
+class LossyHome(Home):
+    """A home whose model notes the rows that it trains, in a run of 1,600 steps."""
+
+    def __init__(self, provider_type, folder, dataset):
+        super().__init__(provider_type, folder, dataset)
+        config = replace(self.job.config, num_epochs=80)
+        self.job = replace(self.job, model=ROWS, config=config)
+        submit_job(self.run, self.job)
+        self.draw = random.Random(36)
+        self.seconds = []
+        self.lost_at = None
+        self.next_step = self.draw.randrange(11, 16)
+
+    def disturbed(self, lose):
+        """Return a callback that loses something at seeded moments and notes the time to the next finished step."""
+
+        def on_progress(progress):
+            if self.lost_at is not None:
+                self.seconds.append(time.monotonic() - self.lost_at)
+                self.next_step = progress.step + self.draw.randrange(11, 16)
+                self.lost_at = None
+            elif len(self.seconds) < NUM_LOSSES and progress.step >= self.next_step:
+                time.sleep(self.draw.uniform(0.0, 0.5))
+                lose(self)
+                self.lost_at = time.monotonic()
+
+        return on_progress
+
+    def wrong_steps(self, dataset, notes):
+        """Return the committed steps whose rows are not those of the epoch's order, each once."""
+        data = PreparedDataset.open(dataset)
+        config = self.job.config
+        num_batches = data.num_batches(config.batch_size)
+        trained_rows = {}
+        firsts = {}
+        for attempt, step in (map(int, Path(name).stem.split("-")) for name in self.run.names(STEPS)):
+            firsts[attempt] = min(step, firsts.get(attempt, step))
+        for attempt in sorted(firsts):
+            # Attempts count from 0, generations from 1.
+            [path] = notes.glob(f"{attempt + 1}-*")
+            for offset, rows in enumerate(noted_steps(path)):
+                trained_rows[firsts[attempt] + offset] = rows
+        wrong = []
+        for step in range(1, config.num_epochs * num_batches + 1):
+            epoch, index = divmod(step - 1, num_batches)
+            ids = data.batch_rows(epoch, index, batch_size=config.batch_size, seed=config.seed)
+            if not np.array_equal(in_order(trained_rows[step]), in_order(data.batch(ids).dense.numpy())):
+                wrong.append(step)
+        return wrong
+
+
+@pytest.fixture
+def notes(tmp_path, monkeypatch):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "notes"))
+    (tmp_path / "notes").mkdir()
+    return tmp_path / "notes"
+
+
+@pytest.mark.weekly
+@pytest.mark.timeout(3000)
+def test_each_row_is_trained_once_where_twenty_daemons_of_slurm_are_killed(
+    commands, dataset, tmp_path, notes
+):
+    home = LossyHome(SlurmProvider, tmp_path / "slurm", dataset)
+
+    def lose(home):
+        hosts = commands.asked("squeue", "-h", "-o", "%N").split()
+        host = home.draw.choice(hosts)
+        commands.kill(host)
+        commands.start_node(host)
+
+    home.train(home.disturbed(lose))
+
+    print(f"next steps after {sorted(round(each, 2) for each in home.seconds)} s")
+    assert len(home.seconds) == NUM_LOSSES
+    assert home.wrong_steps(dataset, notes) == []
+    assert commands.queue() == []
+    assert {entry.state for entry in home.ledger.entries()} == {EntryState.ENDED}
