@@ -153,6 +153,9 @@ class _ModelParameters(SourceParameters):
 class TrainedParameters(_ModelParameters):
     """All that decides the trained model: saved beside a run, and read again when it is resumed."""
 
+    max_samples: Samples | None = None
+    """Most samples to train on, drawn evenly from the training rows, in one epoch; empty for all."""
+
     day: Day | None = None
     """Day to train on, YYYY-MM-DD, judged on the one after it; empty for the latest whose next day is there too. Only
     for data that is cut into days."""
@@ -261,6 +264,11 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
 
     leave_out_costs: list[Annotated[str, OneOf("cost term", COST_TERMS)]] = Field([])
     """Costs that plans are not charged for: startup, search, storage, transfer, spot-risk."""
+
+    target_auc: Annotated[float, Field(gt=0.5, lt=1)] | None = None
+    """AUC that the plan shall reach at least cost: short trainings on a twentieth of the rows say how many samples it
+    needs in which batch, by an extrapolation. Empty to train on all rows; the batch is then chosen by the curve of an
+    earlier run where there is one."""
 
     ready_by: str | None = None
     """Time of day in the time zone of the schedule, such as 06:00, by which the model must be ready: raises the floor

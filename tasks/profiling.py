@@ -69,9 +69,11 @@ def planned_job(
     batch_size: int | None,
     planned_samples: int | None,
     planned_rows_per_slot: int | None,
+    max_samples: int | None = None,
 ) -> PlannedJob:
     """Return the job that a plan is made for; `None` stands for what the data has, or for a larger night's tables."""
-    num_samples = planned_samples if is_dry_run and planned_samples else dataset.num_train_rows
+    all_samples = planned_samples if is_dry_run and planned_samples else dataset.num_train_rows
+    num_samples = min(all_samples, max_samples or all_samples)
     features = dataset.features
     if planned_rows_per_slot is None and planned_samples is not None:
         planned_rows_per_slot = PRODUCTION_ROWS_PER_SLOT
@@ -83,7 +85,7 @@ def planned_job(
         features=features,
         batch_size=batch_size,
         decoded_share=dataset.decoded_share(num_samples, batch_size=batch_size),
-        evaluated_share=dataset.num_eval_rows / dataset.num_train_rows,
+        evaluated_share=dataset.num_eval_rows / dataset.num_train_rows * all_samples / num_samples,
     )
 
 

@@ -84,6 +84,7 @@ def training_config(
     samples_per_s: float,
     interruptions_per_hour: float,
     update_mode: str | None,
+    max_samples: int | None = None,
     **others: Any,
 ) -> TrainingConfig:
     """Return the numbers of a run; without an update mode, with the one that so many steps want.
@@ -96,6 +97,8 @@ def training_config(
     interval_s = checkpoint_interval_seconds(interruptions_per_hour)
     most_steps = max(_MOST_CHECKPOINT_STEPS, int(interval_s * samples_per_s / batch_size))
     steps = dataset.num_batches(batch_size) * epochs
+    if max_samples is not None:
+        steps = min(steps, -(-max_samples // batch_size))
     update_mode = update_mode or default_update_mode(steps)
     microbatches = delayed_microbatches if update_mode == DELAYED else default_microbatches
     return TrainingConfig(
@@ -103,6 +106,7 @@ def training_config(
         num_microbatches=microbatches(batch_size, num_stages=num_stages),
         update_mode=update_mode,
         num_epochs=epochs,
+        max_steps=None if max_samples is None else steps,
         checkpoint_interval_steps=min(max(steps // 5, _LEAST_CHECKPOINT_STEPS), most_steps),
         **others,
     )

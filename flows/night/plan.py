@@ -189,7 +189,8 @@ def _job_of(run: OpenedRun) -> PlannedJob:
     job = planned_job(
         run.dataset,
         is_dry_run=run.is_dry_run,
-        batch_size=asked.batch_size,
+        batch_size=run.planned_batch_size or asked.batch_size,
+        max_samples=asked.max_samples,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
     )
@@ -205,8 +206,7 @@ def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Dead
     if asked.ready_by is None:
         return None
     if run.is_resumed:
-        num_steps = run.dataset.num_batches(run.batch_size) * asked.epochs
-        share_left = 1 - min(step_to_resume_from(run.directory), num_steps - 1) / num_steps
+        share_left = 1 - min(step_to_resume_from(run.directory), run.num_steps - 1) / run.num_steps
     return deadline_for(
         asked.ready_by,
         now=utc_now(),

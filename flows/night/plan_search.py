@@ -13,7 +13,7 @@ from heterps_core.planning.calibration import Calibration, Correction
 from heterps_core.planning.explain.reasons import OtherPlan
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
-from heterps_core.training.job import TrainingConfig, default_dense_learning_rate
+from heterps_core.training.job import TrainingConfig
 from infra.prices.service_charges import Rates
 from infra.providers import get_provider
 from tasks import scheduling
@@ -30,7 +30,7 @@ from tasks.provisioning import (
 from tasks.reports.run_report import PlanReport, plan_summary, taken_text
 from tasks.reports.tables import cuts_table
 from tasks.running.progress import log_step
-from tasks.training import label_weights_of, training_config
+from tasks.training import training_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,19 +140,16 @@ class PlanSearch:
     ) -> TrainingConfig:
         """Return the numbers of a run: those that were asked for, and those of its plan."""
         run, asked = self.run, self.run.asked
-        settings = asked.values_for(TrainingConfig) | {
+        settings = run.training_numbers | {
             "wire_dtype": wire_dtype,
             "precision": self.profiled.planned_request.precision,
-            "batch_size": run.batch_size,
             "embedding_memory_bytes": asked.embedding_memory_bytes
             or self._memory_bytes(problem, chosen, bought),
-            "embedding_folders": tuple(asked.embedding_folders),
-            "label_weights": label_weights_of(run.dataset.manifest.schema, asked.label_weights),
-            "dense_learning_rate": asked.dense_learning_rate or default_dense_learning_rate(asked.model),
         }
         return training_config(
             run.dataset,
             epochs=asked.epochs,
+            max_samples=asked.max_samples,
             num_stages=len(bought.launch_stages),
             samples_per_s=0.0 if run.is_dry_run else chosen.evaluation.throughput_samples_per_s,
             interruptions_per_hour=chosen.evaluation.interruptions_per_hour,

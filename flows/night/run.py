@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from prefect.runtime import flow_run as current_flow_run
 
@@ -12,7 +13,12 @@ from flows.parameters import TrainedParameters, TrainParameters
 from flows.service.prefect_connection import name_flow_run
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.reading.days import Night
-from heterps_core.training.job import CHAMPION, default_batch_size
+from heterps_core.training.job import (
+    CHAMPION,
+    TrainingConfig,
+    default_batch_size,
+    default_dense_learning_rate,
+)
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.providers import get_provider
 from infra.workspace import Workspace
@@ -26,6 +32,7 @@ from tasks.records.run_files import save_parameters
 from tasks.running.progress import log_step
 from tasks.running.run_lifecycle import open_run
 from tasks.running.start import Start, choose_start, fits_night, load_start
+from tasks.training import label_weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class OpenedRun:
     start: Start
     clicks: PreparedClicks
     dataset: PreparedDataset
+    planned_batch_size: int | None = None
+    """Batch of the planned job where a curve of quality chose it."""
 
     @property
     def is_dry_run(self) -> bool:
@@ -52,6 +61,23 @@ class OpenedRun:
     def batch_size(self) -> int:
         """Samples of a training step."""
         return self.asked.batch_size or default_batch_size(self.dataset.num_train_rows)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole training."""
+        steps, most = self.dataset.num_batches(self.batch_size) * self.asked.epochs, self.asked.max_samples
+        return steps if most is None else min(steps, -(-most // self.batch_size))
+
+    @property
+    def training_numbers(self) -> dict[str, Any]:
+        """The numbers of `TrainingConfig` that were asked for; None where the plan decides."""
+        asked = self.asked
+        return asked.values_for(TrainingConfig) | {
+            "batch_size": self.batch_size,
+            "embedding_folders": tuple(asked.embedding_folders),
+            "label_weights": label_weights_of(self.dataset.manifest.schema, asked.label_weights),
+            "dense_learning_rate": asked.dense_learning_rate or default_dense_learning_rate(asked.model),
+        }
 
     @property
     def directory(self) -> RunDirectory:

@@ -63,7 +63,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         model=run.asked.sized_model,
         caps=run.asked.caps,
         problem=plan.report.problem,
-        num_steps=run.dataset.num_batches(run.batch_size) * run.asked.epochs,
+        num_steps=run.num_steps,
         deadline=plan.deadline,
         max_restarts_per_hour=run.asked.max_restarts_per_hour,
         write_job=lambda bought: write(bought, is_under_way=True),

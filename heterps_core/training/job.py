@@ -177,6 +177,9 @@ class TrainingConfig:
 
     num_epochs: Count
     seed: int
+    max_steps: Count | None = None
+    """Batches after which training ends before its epochs do: their rows are drawn evenly from all rows."""
+
     dense_optimizer: str = "adam"
     """Name in `DENSE_OPTIMIZERS`."""
 
@@ -247,6 +250,11 @@ class TrainingConfig:
                 f"{self.num_microbatches}; take a batch size of "
                 f"{-(-self.batch_size // self.num_microbatches) * self.num_microbatches}"
             )
+
+    def num_steps(self, batches_per_epoch: int) -> int:
+        """Return the batches of the whole training, over which learning rates fall."""
+        steps = self.num_epochs * batches_per_epoch
+        return min(steps, self.max_steps or steps)
 
     @property
     def microbatch_size(self) -> int:

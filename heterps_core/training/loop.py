@@ -118,11 +118,11 @@ class TrainingLoop:
         """Train from `cursor` to the end, or until a stop is asked for.
 
         Returns:
-            The cursor after the last batch; its epoch is below the number of epochs after a stop.
+            The cursor after the last batch, which is not the last one of the training after a stop.
         """
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
-        num_steps = self.config.num_epochs * batches_per_epoch
+        num_steps = self.config.num_steps(batches_per_epoch)
         cursors = self._cursors(cursor, batches_per_epoch)
         source = self.batches.swept(map(self.batches.training_batch, cursors), writes=True)
         feed = BatchFeed(lambda _: source.next_batch(), self._cursors(cursor, batches_per_epoch))
@@ -178,7 +178,7 @@ class TrainingLoop:
 
     def is_complete(self, end: TrainingCursor) -> bool:
         """Tell whether training came to its end, rather than to a stop that was asked for."""
-        return end.epoch >= self.config.num_epochs
+        return end.step >= self.config.num_steps(self.dataset.num_batches(self.config.batch_size))
 
     def take_step(
         self,
@@ -236,6 +236,6 @@ class TrainingLoop:
 
     def _cursors(self, cursor: TrainingCursor, batches_per_epoch: int) -> Iterator[TrainingCursor]:
         """Yield the batches from `cursor` to the end of the last epoch."""
-        while cursor.epoch < self.config.num_epochs:
+        while cursor.step < self.config.num_steps(batches_per_epoch):
             yield cursor
             cursor = cursor.after_batch(batches_per_epoch)

@@ -89,7 +89,7 @@ def worker_loop(run: RunDirectory, job: TrainingJob, place: StagePlace, signs: S
     )
     metrics = None
     if loop.runner.is_last and place.replica == 0:
-        num_steps = config.num_epochs * dataset.num_batches(config.batch_size)
+        num_steps = config.num_steps(dataset.num_batches(config.batch_size))
         metrics = MetricWriter(run, num_steps=num_steps, attempt=_next_attempt(run))
     checkpoints = CheckpointWriter(run, loop.model, group=place.group, world=place.checkpoint_group)
     return replace(loop, checkpoints=checkpoints, metrics=metrics)

@@ -49,7 +49,7 @@ def train_in_turns(
     stages = [Stage(0, num_layers - 1, "cpu", 1)]
     loop = TrainingLoop.of(model, dataset, config, stages, ALONE, run=RunDirectory(""))
     batches_per_epoch = dataset.num_batches(config.batch_size)
-    num_steps = config.num_epochs * batches_per_epoch
+    num_steps = config.num_steps(batches_per_epoch)
     ends = {num_steps * turn // num_turns for turn in range(1, num_turns + 1)}
     cursor = TrainingCursor()
     while cursor.step < num_steps and not is_over():
