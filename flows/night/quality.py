@@ -63,9 +63,9 @@ def plan_with_batch(run: OpenedRun) -> tuple[OpenedRun, NightPlan]:
     option = min(
         (each for each in options if each.batch_size in plans), key=lambda each: _usd(plans[each.batch_size])
     )
-    plan, costs_usd = plans[option.batch_size], {size: _usd(each) for size, each in plans.items()}
+    plan, costs = plans[option.batch_size], {size: _cost_text(each) for size, each in plans.items()}
     fastest = _fastest_text(plan) if asked.target_auc else ""
-    text = choice_text(option, curve, costs_usd, bounds_usd, target_auc=asked.target_auc, fastest=fastest)
+    text = choice_text(option, curve, costs, bounds_usd, target_auc=asked.target_auc, fastest=fastest)
     log_step("target" if asked.target_auc else "batch", text)
     run = _with(run, option)
     save_parameters(run.workspace, run.run_id, run.asked.values_for(TrainedParameters))
@@ -74,6 +74,10 @@ def plan_with_batch(run: OpenedRun) -> tuple[OpenedRun, NightPlan]:
 
 def _usd(plan: NightPlan) -> float:
     return plan.report.chosen.plan.cost_usd
+
+
+def _cost_text(plan: NightPlan) -> str:
+    return f"{usd_text(_usd(plan))} in {plan.report.chosen.evaluation.run_seconds:,.0f} s"
 
 
 def _with(run: OpenedRun, option: BatchOption) -> OpenedRun:
@@ -121,15 +125,13 @@ def _config(run: OpenedRun, batch_size: int) -> TrainingConfig:
 
 
 def _fastest_text(plan: NightPlan) -> str:
-    """Return how much more the fastest plan of the same batch costs, and how long both take."""
+    """Return how much more the fastest plan of the same batch costs, and how long it takes."""
     problem = plan.report.problem
     fastest = replace(problem, throughput_floor_samples_per_s=_ALMOST * highest_throughput(problem))
     found = find_optimum(fastest)
-    seconds, own_seconds = (
-        evaluate(problem, stages).run_seconds for stages in (found.stages, plan.report.chosen.plan.stages)
-    )
-    extra = usd_text(found.cost_usd - _usd(plan))
-    return f"; the fastest plan takes {seconds:,.0f} s in place of {own_seconds:,.0f} and costs {extra} more"
+    extra = usd_text(max(found.cost_usd - _usd(plan), 0.0))
+    seconds = evaluate(problem, found.stages).run_seconds
+    return f"; the fastest plan costs {extra} more and takes {seconds:,.0f} s"
 
 
 def _out_of_reach(run: OpenedRun, curve: QualityCurve, num_samples: int) -> ConfigurationError:

@@ -32,6 +32,7 @@ _SHIFTS = (4, 2, 0)
 _FARTHEST = 8
 """Largest batch that is planned, over the largest measured one."""
 
+# Each planned batch is profiled, so batches are a factor of four apart.
 _LEAST_PLANNED_STEPS = 256
 """Of a planned training, as by default (`default_batch_size`)."""
 
@@ -104,7 +105,7 @@ def options_of(curve: QualityCurve, *, target_auc: float | None, num_samples: in
     """
     measured = [point.batch_size for point in curve.points]
     most = min(max(measured) * _FARTHEST, max(num_samples // _LEAST_PLANNED_STEPS, min(measured)))
-    batches = [1 << power for power in range(most.bit_length() - 1, -1, -1) if 1 << power >= min(measured)]
+    batches = [1 << power for power in range(most.bit_length() - 1, -1, -2) if 1 << power >= min(measured)]
     if target_auc is None:
         aucs = {batch: curve.auc_after(num_samples, batch) for batch in batches}
         least = max(aucs.values()) - QUALITY_MARGIN
@@ -144,6 +145,7 @@ def plans_of_batches(
         if plans and bound_usd >= min(map(usd_of, plans.values())):
             bounds_usd[option.batch_size] = bound_usd
             continue
+        log_step("batch", f"{option.num_samples:,} samples in batches of {option.batch_size:,}:")
         try:
             found = plan(option)
         except InfeasiblePlanError as problem:
@@ -151,9 +153,6 @@ def plans_of_batches(
             continue
         plans[option.batch_size] = found
         usd_per_sample = usd_of(found) / option.num_samples
-        log_step(
-            "batch", f"{option.batch_size:,}: {option.num_samples:,} samples cost {usd_text(usd_of(found))}"
-        )
     if not plans:
         raise refused[0]
     return plans, bounds_usd
@@ -162,15 +161,14 @@ def plans_of_batches(
 def choice_text(
     option: BatchOption,
     curve: QualityCurve,
-    costs_usd: Mapping[int, float],
+    costs: Mapping[int, str],
     bounds_usd: Mapping[int, float],
     *,
     target_auc: float | None,
     fastest: str,
 ) -> str:
     """Return in a line why a batch was taken: target, samples with their range, and costs in other batches."""
-    own_usd = costs_usd[option.batch_size]
-    others = [f"{size:,} {usd_text(usd)}" for size, usd in costs_usd.items() if size != option.batch_size]
+    others = [f"{size:,} {cost}" for size, cost in costs.items() if size != option.batch_size]
     others += [f"{size:,} at least {usd_text(usd)}" for size, usd in bounds_usd.items()]
     largest = max(point.num_samples for point in curve.points)
     if option.needed is None:
@@ -181,6 +179,6 @@ def choice_text(
         aim = f"AUC {target_auc:.4f} needs {option.num_samples:,} samples ({low} to {high}) in batches of "
         aim += f"{option.batch_size:,}"
     return (
-        f"{aim} for {usd_text(own_usd)}; other batches: {', '.join(others) or 'none in reach'}{fastest}; "
+        f"{aim} for {costs[option.batch_size]}; other batches: {', '.join(others) or 'none in reach'}{fastest}; "
         f"extrapolated from {len(curve.points)} trainings of at most {largest:,} samples"
     )
