@@ -38,6 +38,9 @@ def test_a_plan_is_for_the_rows_that_are_trained_unless_a_larger_night_is_asked_
     assert (own.num_samples, own.features) == (dataset.num_train_rows, dataset.features)
     assert (night.num_samples, set(night.features.slot_rows)) == (10**9, {300_000_000})
     assert rented == own
+    part = planned_job(dataset, is_dry_run=True, **nothing | {"max_samples": own.num_samples // 4})
+    assert part.num_samples == own.num_samples // 4
+    assert part.evaluated_share * part.num_samples == pytest.approx(dataset.num_eval_rows)
 
 
 def test_batch_normalization_is_said_to_follow_the_plan(caplog):

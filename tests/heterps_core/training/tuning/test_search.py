@@ -226,3 +226,16 @@ def test_the_command_writes_a_file_that_training_takes_and_one_run_in_mlflow(
     assert run.data.params["model"] == "lr"
     assert run.data.metrics["tuning/num_trials"] == 2
     assert {each.path for each in client.list_artifacts(run.info.run_id)} == {"parameters.json", "trials.md"}
+
+
+def test_a_training_ends_after_its_most_steps_and_no_later_than_its_epochs(dataset):
+    held_out = (dataset.num_train_rows, dataset.manifest.num_rows)
+    short = TrainingConfig(batch_size=BATCH_SIZE, num_microbatches=1, num_epochs=1, seed=0, max_steps=3)
+    asked = []
+
+    qualities = train_in_turns(
+        dataset, "lr", short, rated=held_out, num_turns=3, is_over=lambda: bool(asked.append(1))
+    )
+
+    assert len(list(qualities)) == len(asked) == 3
+    assert short.num_steps(2) == 2
