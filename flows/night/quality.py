@@ -35,6 +35,7 @@ _MOST_RUNS = 90
 _SETTINGS = {
     *("dense_optimizer", "dense_learning_rate", "dense_l2"),
     *("embedding_optimizer", "embedding_learning_rate", "embedding_l2"),
+    *("clip_norm", "warmup_steps", "label_weights"),
 }
 _FASTEST_SECONDS = 3.0
 """Processor time of each search for the fastest plan, which is for people alone."""
