@@ -204,6 +204,8 @@ class IntervalBounds:
 
     def _taken(self, plans: Plans, units: Floats) -> Floats:
         """Return what these units take from the caps, shape (n,)."""
+        if self.table(plans.group).machine_units is None:
+            return units
         part = self._part(plans.group, plans)
         return part.taken_units(units.reshape(part.compute_seconds.shape)).reshape(-1)
 
