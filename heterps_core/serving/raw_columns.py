@@ -6,6 +6,9 @@ A caller's types are looser than a file's; what can be read is read as the file 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from types import NoneType
 from typing import Any, cast
 
 import numpy as np
@@ -28,6 +31,9 @@ SOURCE = "the rows to predict"
 Columns = Mapping[str, Sequence[Any]]
 """Raw values by column: lists, NumPy arrays, pandas Series or Arrow arrays of one length."""
 
+_FEW_ROWS = 64
+"""Up to so many rows, all columns of texts are cleaned by one call: a call of Arrow takes longer than their texts."""
+
 
 def model_input(
     columns: Columns, schema: DataSchema, transform: NumericTransform, features: FeatureSpec
@@ -47,9 +53,13 @@ def model_input(
     raw_ND = np.empty((lengths[0], len(schema.numeric_columns)))
     for position, name in enumerate(schema.numeric_columns):
         raw_ND[:, position] = _numbers(name, columns[name], schema)
+    _check_numbers(raw_ND, schema)
+    joined = _joined_texts(columns, schema) if lengths[0] <= _FEW_ROWS else {}
     texts = [
         _lists(name, columns[name], schema)
         if name in schema.list_columns
+        else joined[name]
+        if name in joined
         else _texts(name, columns[name], schema)
         for name in schema.slot_columns
     ]
@@ -57,7 +67,10 @@ def model_input(
 
 
 def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArray[np.float64]:
-    """Return a numeric column [N], NaN where missing."""
+    """Return a numeric column [N], NaN where a value or a text is missing."""
+    if _holds_only(values, int, float):
+        with suppress(OverflowError):
+            return np.array(values, dtype=np.float64)
     array = _arrow(values, lambda value: _as_text(name, value, is_category=False))
     if pa.types.is_string(array.type):
         array = _without_markers(pc.utf8_trim_whitespace(array), schema)
@@ -65,17 +78,43 @@ def _numbers(name: str, values: Sequence[Any], schema: DataSchema) -> npt.NDArra
         array = array.cast(pa.float64(), safe=False)
     except pa.ArrowException as error:
         raise DataError(SOURCE, f"column {name} must hold numbers, got {_first_text(array)}") from error
-    markers = [float(marker) for marker in schema.missing_markers if is_number(marker)]
     numbers: npt.NDArray[np.float64] = array.fill_null(np.nan).to_numpy(zero_copy_only=False)
-    numbers = np.where(np.isin(numbers, markers), np.nan, numbers)
-    is_infinite = np.isinf(numbers)
+    return numbers
+
+
+def _check_numbers(raw_ND: npt.NDArray[np.float64], schema: DataSchema) -> None:
+    """Put NaN in the place of missing markers, and refuse infinite numbers."""
+    markers = [float(marker) for marker in schema.missing_markers if is_number(marker)]
+    raw_ND[np.isin(raw_ND, markers)] = np.nan
+    is_infinite = np.isinf(raw_ND)
     if is_infinite.any():
+        row, position = np.argwhere(is_infinite)[0]
         raise DataError(
             SOURCE,
-            f"column {name} must hold finite numbers, got {numbers[is_infinite][0]}; None or NaN stands for a "
-            f"missing value",
+            f"column {schema.numeric_columns[position]} must hold finite numbers, got {raw_ND[row, position]}; None "
+            f"or NaN stands for a missing value",
         )
-    return numbers
+
+
+def _holds_only(values: Sequence[Any], *kinds: type) -> bool:
+    """Tell whether a column is a list of values of these very types, and of None."""
+    return isinstance(values, list) and set(map(type, values)) <= {NoneType, *kinds}
+
+
+def _joined_texts(columns: Columns, schema: DataSchema) -> dict[str, pa.StringArray]:
+    """Return the categorical columns that are lists of texts, each [N], as `_texts` cleans them."""
+    names = [
+        name
+        for name in schema.slot_columns
+        if name not in schema.list_columns and _holds_only(columns[name], str)
+    ]
+    try:
+        texts = pa.array(list(chain.from_iterable(columns[name] for name in names)), pa.string())
+    except ValueError:  # a text that is no Unicode, which `_texts` refuses by its column
+        return {}
+    cleaned = clean(texts, schema, is_padded=schema.is_padded, in_any_form=True)
+    num_rows = len(cleaned) // max(len(names), 1)
+    return {name: cleaned.slice(index * num_rows, num_rows) for index, name in enumerate(names)}
 
 
 def _texts(name: str, values: Sequence[Any], schema: DataSchema) -> pa.DictionaryArray:

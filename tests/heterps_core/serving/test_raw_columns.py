@@ -70,6 +70,26 @@ def test_numbers_are_read_from_any_type(values):
     assert dense(values) == [5.0, 7.0]
 
 
+def test_a_row_of_lists_is_the_row_of_the_same_large_columns():
+    schema = replace(SCHEMA, numeric_columns=("age", "price"), categorical_columns=("site", "shop", "day"))
+    features = FeatureSpec(num_dense=2, slot_rows=(1_000,) * 3)
+    plain = NumericTransform(is_count=(False,) * 2, means=(0.0,) * 2, standard_deviations=(1.0,) * 2)
+    columns = {
+        "age": [-1, None, 2.5, 2**70],
+        "price": [3, 4, float("nan"), -1.0],
+        "site": [" a", "-1.0", None, "7.00"],
+        "shop": ["?", "a", "", "NaN"],
+        "day": [1, "1", None, 1.0],
+    }
+    many = {name: values * 50 for name, values in columns.items()}
+    dense_ND, ids_NK = model_input(many, schema, plain, features)
+    for row in range(4):
+        one = {name: values[row : row + 1] for name, values in columns.items()}
+        dense_1D, ids_1K = model_input(one, schema, plain, features)
+        assert dense_1D.tolist() == dense_ND[row : row + 1].tolist()
+        assert ids_1K.tolist() == ids_NK[row : row + 1].tolist()
+
+
 @pytest.mark.parametrize("missing", [None, float("nan"), "", "?", "-1", -1, " ", "nan", pd.NA], ids=repr)
 def test_a_missing_number_is_the_mean(missing):
     assert dense([missing, 7.0]) == [0.0, 7.0]
