@@ -107,13 +107,13 @@ class RayCluster:
         self.cluster.stdin.flush()
         self._hear("added")
 
-    def raylet(self, resource: str) -> psutil.Process:
-        """Return the raylet of a machine with a resource."""
-        return next(
+    def raylets(self, resource: str) -> list[psutil.Process]:
+        """Return the raylets of machines with a resource."""
+        return [
             each
             for each in self.inside()
             if each.name() == "raylet" and f"{resource},1" in " ".join(each.cmdline())
-        )
+        ]
 
     def drain(self, resource: str) -> None:
         """Let Ray drain a machine, as an autoscaler does before a preemption; this process must be connected."""

@@ -262,7 +262,7 @@ def _look_at(provider: Provider, instance: Instance, *, now: datetime, began_s: 
     problem: str | None = None
     if reason is not None:
         try:
-            provider.terminate_instance(instance)
+            provider.terminate_instances([instance])
         except (HeterpsError, OSError) as error:
             problem = str(error)
     # Ending the machines before this one took its time, in which it was billed.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar, Self
 
@@ -27,7 +27,7 @@ from infra.prices.live_prices import LivePrices
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, PriceFile
 from infra.prices.service_charges import usd_per_machine_hour
 from infra.prices.spot_charges import SpotHistory
-from infra.workspace import Workspace, has_run_store, location_in_store
+from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store
 
 REGION = "us-east-1"
 """The region of the bundled prices and, where a run names no other, of machines, whatever AWS_DEFAULT_REGION says."""
@@ -53,7 +53,7 @@ class Provider(ABC):
     """Launches, finds and ends the machines of a run.
 
     Life cycle: `launch`, `wait_until_ready`, then `renew_lease` again and again while the run lives, then
-    `end_run`. `remembered_instances`, `terminate_instance` and `remove_leftovers` belong to the sweeper, which
+    `end_run`. `remembered_instances`, `terminate_instances` and `remove_leftovers` belong to the sweeper, which
     knows nothing but the provider. All of them may be called again at any time, from any process:
 
     - `launch` with the same run id and plan adopts what is there and buys nothing twice;
@@ -252,20 +252,23 @@ class Provider(ABC):
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the lease of all machines of a run."""
 
-    @abstractmethod
     def terminate(self, run_id: str) -> tuple[str, ...]:
         """End all machines of a run and return the provider's ids of those that this call ended.
 
         Raises:
             ProvisioningError: A machine could not be ended.
         """
+        check_run_id(run_id)
+        instances = self.list_instances(run_id)
+        self.terminate_instances(instances)
+        return tuple(instance.provider_instance_id for instance in instances)
 
     @abstractmethod
-    def terminate_instance(self, instance: Instance) -> None:
-        """End one machine.
+    def terminate_instances(self, instances: Sequence[Instance]) -> None:
+        """End machines of one run.
 
         Raises:
-            ProvisioningError: It could not be ended.
+            ProvisioningError: One could not be ended.
         """
 
     @abstractmethod

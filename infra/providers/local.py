@@ -111,16 +111,16 @@ class LocalProvider(Provider):
             if lease is not None:
                 replace(lease, lease_until=until.isoformat()).write(path)
 
-    def terminate(self, run_id: str) -> tuple[str, ...]:
-        """End every process of a run; see `Provider.terminate`."""
-        check_run_id(run_id)
-        instances = self.list_instances(run_id)
-        self._end(run_id, [_node_id_of(instance) for instance in instances])
-        return tuple(instance.provider_instance_id for instance in instances)
-
-    def terminate_instance(self, instance: Instance) -> None:
-        """End every process of a node; see `Provider.terminate_instance`."""
-        self._end(instance.run_id, [_node_id_of(instance)])
+    def terminate_instances(self, instances: Sequence[Instance]) -> None:
+        """End every process of nodes, then forget the nodes; see `Provider.terminate_instances`."""
+        # The name of a node stands in its id as well.
+        keys = {(each.run_id, each.provider_instance_id.rpartition("/")[2]) for each in instances}
+        leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
+        self._processes.end(keys, [lease.leader for lease in leases if lease and lease.leader])
+        for key in keys:
+            self._lease_path(*key).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._run_folder(key[0]).rmdir()
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return nodes that have a lease file, and nodes that have only processes left."""
@@ -183,16 +183,6 @@ class LocalProvider(Provider):
         lease.write(path)
         return lease
 
-    def _end(self, run_id: str, node_ids: Sequence[str]) -> None:
-        """End the processes of nodes, then forget the nodes."""
-        keys = {(run_id, node_id) for node_id in node_ids}
-        leases = [LeaseFile.read(self._lease_path(*key)) for key in keys]
-        self._processes.end(keys, [lease.leader for lease in leases if lease and lease.leader])
-        for key in keys:
-            self._lease_path(*key).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self._run_folder(run_id).rmdir()
-
     def _run_folder(self, run_id: str) -> Path:
         return self.state_directory / run_id
 
@@ -220,11 +210,6 @@ def _instance(key: NodeKey, lease: LeaseFile | None, *, launched_at_s: float) ->
         is_owner_dead=lease is not None and not lease.owner.is_alive(),
         terms=None,
     )
-
-
-def _node_id_of(instance: Instance) -> str:
-    """Return the name of a node, which stands in its id as well."""
-    return instance.provider_instance_id.rpartition("/")[2]
 
 
 def _instance_id(run_id: str, node_id: str) -> str:

@@ -191,9 +191,8 @@ def end_nodes(run: FleetRun, cluster: Cluster, node_ids: Collection[str]) -> Non
     of_run = clusters.ledger_entries(run.workspace, run.run_id)
     entries = [entry for entry in of_run if entry.ended_at is None and entry.provider_instance_id in ids]
     for launch_id in sorted({entry.run_id for entry in entries}):
-        for instance in provider.list_instances(launch_id):
-            if instance.provider_instance_id in ids:
-                provider.terminate_instance(instance)
+        there = provider.list_instances(launch_id)
+        provider.terminate_instances([each for each in there if each.provider_instance_id in ids])
     for entry in entries:
         ledger.ended(entry.run_id, entry.node_id, reason=EndReason.GONE, at=provider.now())
     _forget_lost(run.directory, node_ids)

@@ -241,9 +241,9 @@ class AwsEc2Provider(Provider):
             logger.warning("run %s: the role of its nodes stays to the next sweep: %s", run_id, problem)
         return tuple(ended)
 
-    def terminate_instance(self, instance: Instance) -> None:
-        """Terminate one instance; see `Provider.terminate_instance`."""
-        _, problems = queries.terminate_all(self.client, [instance.provider_instance_id])
+    def terminate_instances(self, instances: Sequence[Instance]) -> None:
+        """Terminate instances; see `Provider.terminate_instances`."""
+        _, problems = queries.terminate_all(self.client, [each.provider_instance_id for each in instances])
         if problems:
             raise ProvisioningError("; ".join(problems))
 

@@ -1,6 +1,6 @@
-"""Ray as a provider: the machines of a launch are one placement group, and each node a process of an actor in it.
+"""Ray as a provider: the machines of a launch are placed as one group, and each node is a process of an actor.
 
-Ray places a group whole or not at all; a pending group is a request to its autoscaler. Group and actors are not
+Ray places a group whole or not at all; a pending group is a request to its autoscaler. Groups and actors are not
 detached: they belong to the process of the flow, and Ray ends them seconds after its death, sooner than a lease
 would; detached ones would need an end of their own. Other processes find the actors by name, and ask them for kind,
 lease and address.
@@ -13,11 +13,11 @@ import re
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from importlib.util import find_spec
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ProvisioningError
@@ -40,10 +40,16 @@ from infra.providers.launching import (
 )
 from infra.providers.ray.connection import ADDRESS_VARIABLE, ANSWER_LIMIT_S, NAMESPACE, asked
 from infra.providers.ray.node_actor import END_LIMIT_S, WITH_ACTOR, node_class
-from infra.workspace import Workspace, check_run_id, run_of_launch
+from infra.workspace import Workspace, check_run_id
 
 _POLL_INTERVAL_S = 0.1
 _WAIT_S = 600.0
+_SILENCE_S = 3.0
+"""Longest wait for the answer of an actor whose last one is known."""
+
+_SWAP_S = 10.0
+"""Longest time from a group of all machines to a group of each."""
+
 _LEAST = 0.001
 """Of a resource that marks a kind of machines; such a resource counts nothing."""
 
@@ -52,18 +58,11 @@ _OWN_RESOURCES = re.compile(
 )
 
 
-class _Held(NamedTuple):
-    """A group of this process, and its actors: Ray ends an actor once no process holds it."""
+_HELD: dict[str, Any] = {}
+"""Actors of this process by mark and name: Ray ends an actor once no process holds it."""
 
-    group: Any
-    bundles: Mapping[tuple[str, str], int]
-    """Numbers of bundles by node and kind of machine."""
-
-    actors: list[Any]
-
-
-_HELD: dict[str, _Held] = {}
-"""By launch."""
+_KNOWN: dict[str, dict[str, Any]] = {}
+"""Their last descriptions: one that does not answer may live, and is ended without a word from it."""
 
 
 class RayProvider(Provider):
@@ -157,17 +156,13 @@ class RayProvider(Provider):
             ray.get([actor.renew.remote(until) for actor, _ in actors.values()], timeout=ANSWER_LIMIT_S)
 
     def terminate(self, run_id: str) -> tuple[str, ...]:
-        """End the actors of a run and remove its group; see `Provider.terminate`."""
+        """End the actors of a run, whether they answer or not; see `Provider.terminate`."""
         check_run_id(run_id)
-        ended = self._end(self._names(run_id))
-        with asked() as ray, suppress(ValueError):
-            ray.util.remove_placement_group(ray.util.get_placement_group(f"{self._mark}/{run_id}"))
-        _HELD.pop(f"{self._mark}/{run_id}", None)
-        return ended
+        return self._end(self._names(run_id))
 
-    def terminate_instance(self, instance: Instance) -> None:
-        """End one actor; its bundle stays with the group; see `Provider.terminate_instance`."""
-        self._end([instance.provider_instance_id])
+    def terminate_instances(self, instances: Sequence[Instance]) -> None:
+        """End actors, and give back their machines; see `Provider.terminate_instances`."""
+        self._end({instance.provider_instance_id for instance in instances})
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return the actors that Ray knows by name; see `Provider.list_instances`."""
@@ -205,10 +200,20 @@ class RayProvider(Provider):
         names = self._names(run_id)
         with asked() as ray:
             for name in names:
+                marked = f"{self._mark}/{name}"
+                limit_s = _SILENCE_S if marked in _KNOWN else ANSWER_LIMIT_S
                 # One that has died since is no machine any more.
                 with suppress(ValueError, ray.exceptions.ActorDiedError):
-                    actor = ray.get_actor(f"{self._mark}/{name}", namespace=NAMESPACE)
-                    found[name] = (actor, ray.get(actor.describe.remote(), timeout=ANSWER_LIMIT_S))
+                    actor = ray.get_actor(marked, namespace=NAMESPACE)
+                    try:
+                        answer = ray.get(actor.describe.remote(), timeout=limit_s)
+                    except (ray.exceptions.ActorUnavailableError, ray.exceptions.GetTimeoutError):
+                        if marked not in _KNOWN:
+                            raise
+                        answer = _KNOWN[marked]
+                    if marked in _HELD:
+                        _KNOWN[marked] = answer
+                    found[name] = (actor, answer)
         return found
 
     def _placed(
@@ -217,44 +222,50 @@ class RayProvider(Provider):
         requests: Sequence[NodeRequest],
         selectors: Mapping[str, Mapping[str, Any]],
         run_id: str,
-    ) -> _Held:
-        """Return a group with a bundle for each request, that of an earlier launch of the run where it has them.
+    ) -> list[Any]:
+        """Return a group of one bundle for each request, all or none.
 
-        Ray places the bundle of a lost machine again, where a second group would wait for a second machine.
+        A group of all bundles waits, which holds nothing. Once it is placed, groups of one bundle take its place: a
+        machine can then be given back or replaced alone, where Ray would keep its place.
 
         Raises:
-            InsufficientCapacityError: The group is not placed within the longest wait.
+            InsufficientCapacityError: They are not placed within the longest wait.
         """
-        wanted = {
-            (request.node_id, request.offer.instance_type.name): n for n, request in enumerate(requests)
-        }
-        for launch, held in _HELD.items():
-            if (
-                run_of_launch(launch) == f"{self._mark}/{run_of_launch(run_id)}"
-                and wanted.keys() <= held.bundles.keys()
-            ):
-                return _Held(held.group, held.bundles, [])
         bundles, labels = [], []
         for machine in (request.offer.instance_type for request in requests):
             selector = {**selectors.get(machine.family, {})}
             resource, cards = selector.pop("resource", None), machine.accelerator_count
+            # Each bundle takes the cores of a whole machine, which is what spreads them.
             bundles.append(
                 {"CPU": machine.vcpus, "memory": machine.memory_bytes}
                 | ({"GPU": cards} if cards else {})
                 | ({str(resource): _LEAST} if resource else {})
             )
             labels.append(selector)
-        # Each bundle takes the cores of a whole machine, which is what spreads them.
-        group = ray.util.placement_group(
-            bundles,
-            strategy="SPREAD",
-            name=f"{self._mark}/{run_id}",
-            bundle_label_selector=labels if any(labels) else None,
-        )
-        if not group.wait(self._wait_s):
-            ray.util.remove_placement_group(group)
-            raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s))
-        return _Held(group, wanted, [])
+
+        def group(some: slice, name: str) -> Any:
+            return ray.util.placement_group(
+                bundles[some],
+                strategy="SPREAD",
+                name=name,
+                bundle_label_selector=labels[some] if any(labels) else None,
+            )
+
+        deadline_s = time.monotonic() + self._wait_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            together = group(slice(None), f"{self._mark}/{run_id}")
+            is_placed = together.wait(left_s)
+            ray.util.remove_placement_group(together)
+            if not is_placed:
+                break
+            names = (f"{self._mark}/{run_id}/{request.node_id}" for request in requests)
+            groups = [group(slice(n, n + 1), name) for n, name in enumerate(names)]
+            # Another's group may have come between.
+            if all(each.wait(_SWAP_S) for each in groups):
+                return groups
+            for each in groups:
+                ray.util.remove_placement_group(each)
+        raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s))
 
     def _start(
         self,
@@ -280,40 +291,44 @@ class RayProvider(Provider):
         command = ["bash", "-c", WITH_ACTOR, "node", *node]
         with asked() as ray:
             began_s = time.monotonic()
-            held = self._placed(ray, requests, selectors, run_id)
+            self._end(())
+            groups = self._placed(ray, requests, selectors, run_id)
             # No process renews it while the group waits.
             lease_until += timedelta(seconds=time.monotonic() - began_s)
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             actor_class = ray.remote(node_class())
-            for request in requests:
+            actors = []
+            for request, group in zip(requests, groups, strict=True):
                 machine = request.offer.instance_type
+                name = f"{self._mark}/{run_id}/{request.node_id}"
                 options = actor_class.options(
-                    name=f"{self._mark}/{run_id}/{request.node_id}",
+                    name=name,
                     namespace=NAMESPACE,
                     num_cpus=machine.vcpus,
                     num_gpus=machine.accelerator_count,
-                    scheduling_strategy=strategy(
-                        placement_group=held.group,
-                        placement_group_bundle_index=held.bundles[request.node_id, machine.name],
-                    ),
+                    scheduling_strategy=strategy(placement_group=group, placement_group_bundle_index=0),
                 )
                 own = {**environment, **DISK_OF_MACHINE, NODE_ID_VARIABLE: request.node_id}
-                held.actors.append(options.remote(machine.name, command, own, lease_until))
-            _HELD[f"{self._mark}/{run_id}"] = held
+                _HELD[name] = options.remote(machine.name, command, own, lease_until)
+                actors.append(_HELD[name])
             try:
-                ray.get([actor.describe.remote() for actor in held.actors], timeout=self._wait_s)
+                ray.get([actor.describe.remote() for actor in actors], timeout=self._wait_s)
             except ray.exceptions.GetTimeoutError as problem:
-                for actor in held.actors:
+                for actor in actors:
                     ray.kill(actor)
                 raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s)) from problem
 
-    def _end(self, names: Sequence[str]) -> tuple[str, ...]:
+    def _end(self, names: Collection[str]) -> tuple[str, ...]:
         """End actors with their processes, and wait until Ray does not know them.
+
+        Their machines are given back, and those of actors that have died.
 
         Raises:
             ProvisioningError: One is left, or Ray does not answer.
         """
-        there = [name for name in self._names() if name in names]
+        alive = self._names()
+        there = [name for name in alive if name in names]
+        held = {name.partition("/")[2] for name in _HELD if name.startswith(f"{self._mark}/")}
         with asked() as ray:
             for name in there:
                 with suppress(ValueError):
@@ -329,6 +344,12 @@ class RayProvider(Provider):
                     f"look at them with ray list actors, the next sweep will try again"
                 )
             time.sleep(_POLL_INTERVAL_S)
+        with asked() as ray:
+            for marked in (f"{self._mark}/{name}" for name in {*there, *held.difference(alive)}):
+                with suppress(ValueError):
+                    ray.util.remove_placement_group(ray.util.get_placement_group(marked))
+                _HELD.pop(marked, None)
+                _KNOWN.pop(marked, None)
         return tuple(there)
 
 

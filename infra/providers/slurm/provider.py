@@ -45,7 +45,7 @@ from infra.providers.launching import (
 )
 from infra.providers.slurm.commands import ASK_SLURM, addresses_of, asked, check_scheduler, check_version
 from infra.providers.slurm.queue import PENDING, RUNNING, Job, jobs_of
-from infra.workspace import Workspace, check_run_id
+from infra.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -167,14 +167,27 @@ class SlurmProvider(Provider):
         for job_id in sorted({job.job_id for job in jobs_of(self._mark, run_id)}):
             asked("scontrol", "update", f"JobId={job_id}", f"Comment={self._comment(run_id, until)}")
 
-    def terminate(self, run_id: str) -> tuple[str, ...]:
-        """Cancel the jobs of a run and wait until `squeue` shows none; see `Provider.terminate`."""
-        check_run_id(run_id)
-        return self._cancel(jobs_of(self._mark, run_id))
+    def terminate_instances(self, instances: Sequence[Instance]) -> None:
+        """Cancel components, or their whole job while that is pending, and wait until `squeue` shows none of them.
 
-    def terminate_instance(self, instance: Instance) -> None:
-        """Cancel one component, or its whole job while that is pending; see `Provider.terminate_instance`."""
-        self._cancel([job for job in jobs_of(self._mark) if job.instance_id == instance.provider_instance_id])
+        See `Provider.terminate_instances`.
+        """
+        ids = {instance.provider_instance_id for instance in instances}
+        all_jobs = jobs_of(self._mark)
+        jobs = [job for job in all_jobs if job.instance_id in ids]
+        if not jobs:
+            return
+        of_run = {job.instance_id for job in all_jobs if job.machine.run_id == jobs[0].machine.run_id}
+        whole = of_run <= ids or any(job.state == PENDING for job in jobs)
+        asked("scancel", "--quiet", *sorted({job.job_id if whole else job.number for job in jobs}))
+        deadline_s = time.monotonic() + _END_LIMIT_S
+        while left := ids & {job.instance_id for job in jobs_of(self._mark)}:
+            if time.monotonic() > deadline_s:
+                raise ProvisioningError(
+                    f"{', '.join(sorted(left))} must end when they are cancelled, and did not within "
+                    f"{_END_LIMIT_S:.0f} s; look at them with squeue, the next sweep will try again"
+                )
+            time.sleep(_POLL_INTERVAL_S)
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return all components that `squeue` shows; see `Provider.list_instances`."""
@@ -284,28 +297,6 @@ class SlurmProvider(Provider):
                     f"minutes ({state}); raise {WAIT_VARIABLE}, or plan with other machines"
                 )
             time.sleep(_POLL_INTERVAL_S)
-
-    def _cancel(self, jobs: Sequence[Job]) -> tuple[str, ...]:
-        """Cancel components, and wait until all are gone; return their ids.
-
-        Raises:
-            ProvisioningError: One is left, or Slurm did not answer.
-        """
-        if not jobs:
-            return ()
-        ids = {job.instance_id for job in jobs}
-        is_pending = any(job.state == PENDING for job in jobs)
-        whole = is_pending or ids == {job.instance_id for job in jobs_of(self._mark, jobs[0].machine.run_id)}
-        asked("scancel", "--quiet", *sorted({job.job_id if whole else job.number for job in jobs}))
-        deadline_s = time.monotonic() + _END_LIMIT_S
-        while left := ids & {job.instance_id for job in jobs_of(self._mark)}:
-            if time.monotonic() > deadline_s:
-                raise ProvisioningError(
-                    f"{', '.join(sorted(left))} must end when they are cancelled, and did not within "
-                    f"{_END_LIMIT_S:.0f} s; look at them with squeue, the next sweep will try again"
-                )
-            time.sleep(_POLL_INTERVAL_S)
-        return tuple(sorted(ids))
 
 
 class _EndedError(ProvisioningError):

@@ -37,7 +37,7 @@ def left(workspace, tmp_path):
     yield provider
     # Another process has ended it, but only this one, its parent, can clear it away.
     for instance in instances:
-        provider.terminate_instance(instance)
+        provider.terminate_instances([instance])
 
 
 def cron(*arguments):

@@ -127,7 +127,7 @@ def test_a_machine_that_ended_is_had_again_in_its_place(provider, workspace, led
     planned = listed(workspace, "ray", {"resource": "epyc"}, {"resource": "arm"}, cores=CORES_EACH)
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=planned)
     lost = provider.list_instances("r1")[1]
-    provider.terminate_instance(lost)
+    provider.terminate_instances([lost])
 
     launch(provider, ledger, bootstrap(tmp_path / "run"), run_id="r1.2", planned=planned.only([lost.node_id]))
 
@@ -308,7 +308,7 @@ def test_a_lost_machine_is_no_machine_any_more(machines, provider, workspace, le
     planned = listed(workspace, "ray", {"resource": "spare"}, {"resource": "arm"})
     launch(provider, ledger, bootstrap(tmp_path / "run"), planned=planned)
 
-    machines.raylet("spare").kill()
+    machines.raylets("spare")[0].kill()
 
     wait_for(lambda: len(provider.list_instances("r1")) == 1, timeout_s=90, what="the loss", poll_s=0.5)
     assert provider.list_instances("r1")[0].node_id == "stage1-node0"

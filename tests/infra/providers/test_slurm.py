@@ -127,7 +127,7 @@ def test_a_component_can_end_alone(commands, workspace, ledger, tmp_path):
     launch(provider, ledger, bootstrap(tmp_path / "run"))
     first, second = sorted(provider.list_instances("r1"), key=lambda each: each.node_id)
 
-    provider.terminate_instance(second)
+    provider.terminate_instances([second])
 
     assert provider.list_instances("r1") == (first,)
 
@@ -136,7 +136,7 @@ def test_the_end_of_the_first_component_ends_all(commands, workspace, ledger, tm
     provider = SlurmProvider(workspace)
     launch(provider, ledger, bootstrap(tmp_path / "run"))
 
-    provider.terminate_instance(min(provider.list_instances("r1"), key=lambda each: each.node_id))
+    provider.terminate_instances([min(provider.list_instances("r1"), key=lambda each: each.node_id)])
 
     wait_for(lambda: provider.list_instances("r1") == (), timeout_s=30)
 
