@@ -93,8 +93,9 @@ def _image_checks(client: EC2Client, image_ids: Sequence[str]) -> Iterator[Check
 
 def _fitting_image(client: EC2Client, image_ids: Sequence[str], architecture: str) -> str:
     image = find_images(client, image_ids, needed=[architecture])[architecture]
-    disks = {disk.get("DeviceName"): disk.get("Ebs", {}) for disk in image.get("BlockDeviceMappings", ())}
-    size_gb = disks.get(image.get("RootDeviceName"), {}).get("VolumeSize", 0)
+    root = image.get("RootDeviceName")
+    disks = [disk for disk in image.get("BlockDeviceMappings", ()) if disk.get("DeviceName") == root]
+    size_gb = max((disk["Ebs"].get("VolumeSize", 0) for disk in disks if "Ebs" in disk), default=0)
     if size_gb > DISK_GB:
         raise ConfigurationError(
             f"the snapshot of an image must fit the disk of {DISK_GB} GB that machines get, and that of "
