@@ -23,6 +23,9 @@ between hosts with frames of 9,001 bytes (`python -m tests.benchmarks measured_c
 MAX_UNITS_PER_INSTANCE = 512
 """Largest machine that is believed; a guard against files of other programs."""
 
+MAX_RESERVED = 64
+"""Most reserved instances of a type; a proof has a column for each number of them."""
+
 SPOT_SUFFIX = "-spot"
 """Ends the names of device types that are bought on spot."""
 
@@ -148,6 +151,11 @@ class InstanceOffer(Price, JsonDocument):
                 f"interruptions of {self.instance_type.name} must be 0 or more per hour, "
                 f"got {self.interruptions_per_hour}"
             )
+
+    @property
+    def is_reserved(self) -> bool:
+        """It is rented, and paid for whether or not a plan takes it."""
+        return self.count is not None and self.cloud == AWS
 
     @property
     def place(self) -> str:

@@ -19,6 +19,7 @@ from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, MalformedDocumentError, UnknownNameError
 from heterps_core.field_rules import Count, NotNegative, Positive, Text, count
 from heterps_core.hardware import (
+    MAX_RESERVED,
     MAX_UNITS_PER_INSTANCE,
     DeviceKind,
     DeviceType,
@@ -28,7 +29,7 @@ from heterps_core.hardware import (
 )
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields, to_json
 from heterps_core.units import BYTES_PER_S_PER_MBIT_PER_S
-from infra.prices.price_catalogue import PriceFile
+from infra.prices.price_catalogue import PriceCatalogue, PriceFile
 from infra.workspace import Workspace
 
 HERE = "here"
@@ -183,7 +184,20 @@ def inventory_path(workspace: Workspace) -> Path:
 
 
 def read_inventory(workspace: Workspace) -> tuple[MachineKind, ...]:
-    """Return the kinds of machines that are listed; none where there is no file.
+    """Return the kinds of machines that are listed; none where there is no file. Raises as `_read`."""
+    return _read(workspace).machines
+
+
+def reserved_offers(
+    workspace: Workspace, catalogue: PriceCatalogue, *, region: str
+) -> tuple[InstanceOffer, ...]:
+    """Return the reserved instances of a region. Raises as `_read` and `ReservedInstances.offers`."""
+    listed = (each for each in _read(workspace).reserved if each.region == region)
+    return tuple(offer for each in listed for offer in each.offers(catalogue))
+
+
+def _read(workspace: Workspace) -> _Inventory:
+    """Read the file.
 
     Raises:
         ConfigurationError: The file cannot be read, is no TOML, or a value breaks its rule; names the file.
@@ -191,19 +205,19 @@ def read_inventory(workspace: Workspace) -> tuple[MachineKind, ...]:
     path = inventory_path(workspace)
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
-        kinds = _Inventory.from_json(document).machines
-        names = [kind.kind for kind in kinds]
+        inventory = _Inventory.from_json(document)
+        names = [kind.kind for kind in inventory.machines]
         if twice := {name for name in names if names.count(name) > 1}:
             raise MalformedDocumentError("machines", f"must have each kind once, but has twice {min(twice)}")
     except FileNotFoundError:
-        return ()
+        return _Inventory()
     except OSError as error:
         raise ConfigurationError(f"cannot read the machines of {path}: {error.strerror}") from error
     except (ValueError, ConfigurationError) as error:
         raise ConfigurationError(
             f"{path}: {str(error).rstrip('.')}; edit it as docs/HOMES.md says"
         ) from error
-    return kinds
+    return inventory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,12 +233,38 @@ class OwnPrices(PriceFile):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedInstances(JsonDocument):
+    """Instances of the cloud that are reserved or paid for already, and are free at night."""
+
+    json_form = JsonForm(what="reserved", is_strict=True)
+
+    instance_type: Text
+    region: Text
+    count: Annotated[int, count(MAX_RESERVED)]
+
+    def offers(self, catalogue: PriceCatalogue) -> Iterator[InstanceOffer]:
+        """Yield the instances at no price.
+
+        Raises:
+            UnknownNameError: The region has no such type.
+        """
+        sold = {
+            offer.instance_type.name: offer
+            for offer in catalogue.offers(region=self.region, market=Market.ON_DEMAND)
+        }
+        if self.instance_type not in sold:
+            raise UnknownNameError(f"reserved instance type of {self.region}", self.instance_type, sold)
+        yield replace(sold[self.instance_type], count=self.count, price_usd_per_hour=0.0, price_source=_NAME)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Inventory(JsonDocument):
     """The whole file."""
 
     json_form = JsonForm(what="inventory", is_strict=True)
 
     machines: tuple[MachineKind, ...] = ()
+    reserved: tuple[ReservedInstances, ...] = ()
 
 
 def inventory_text(kinds: Iterable[MachineKind]) -> str:

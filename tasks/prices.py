@@ -12,7 +12,7 @@ from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps
-from infra.inventory import OwnPrices, inventory_path
+from infra.inventory import OwnPrices, inventory_path, reserved_offers
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.prices.region_rates import write_rates
@@ -51,7 +51,15 @@ def offers_now(
     """
     _refresh_before_renting(workspace, provider, regions=regions)
     catalogue = catalogue_of(workspace, provider)
-    offers = {region: find_offers(device_types, catalogue=catalogue, region=region) for region in regions}
+    offers = {
+        region: find_offers(device_types, catalogue=catalogue, region=region)
+        + (
+            ()
+            if get_provider(provider).has_inventory
+            else reserved_offers(workspace, catalogue, region=region)
+        )
+        for region in regions
+    }
     return offers, [file.path for file in catalogue.files if file.path.exists()]
 
 
@@ -138,7 +146,9 @@ def recheck_prices(
     Raises:
         BudgetExceededError: At the prices of now a cap is exceeded; nothing was launched.
     """
-    offers = dict.fromkeys(offer for plan in provisioning.plans for offer in plan.offers)
+    offers = dict.fromkeys(
+        offer for plan in provisioning.plans for offer in plan.offers if not offer.is_reserved
+    )
     rented_from = get_provider(provider)
     result = _recheck(rented_from.live_prices, list(offers))
     for line in result.moves:

@@ -79,9 +79,8 @@ class Provisioning:
     def price_age(self) -> str:
         """How old the prices of the plan are now; those of an inventory have no age."""
         offers = [group.offer for group in self.cloud_plan.groups]
-        if offers[0].count is not None:
-            return f"price of {offers[0].price_source}"
-        return age_text(offers, now=datetime.now(UTC))
+        dated = [offer for offer in offers if offer.count is None]
+        return age_text(dated, now=datetime.now(UTC)) if dated else f"price of {offers[0].price_source}"
 
     @property
     def summary(self) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
-from heterps_core.hardware import InstanceOffer
+from heterps_core.hardware import AWS, InstanceOffer
 from heterps_core.machine import num_cores
 from heterps_core.models.model_graph import reserved_bytes
 from heterps_core.planning.cost_model.evaluation import evaluate
@@ -185,8 +185,11 @@ def _units(
             interruptions_per_hour=offer_choice.interruptions_per_unit(name, carriers),
             price_usd_per_hour=prices[name],
             max_units=_MAX_UNITS[0],
+            reserved=offer_choice.reserved_of(name, carriers),
             # Where machines are counted there is one size; stages share this machine.
-            machine_units=1 if carriers[0].count is None or carriers[0].cloud == HERE else sizes[0].units,
+            machine_units=sizes[0].units
+            if carriers[0].count is not None and carriers[0].cloud not in (AWS, HERE)
+            else 1,
             step_model=StepModel.TRAINER,
             wire_dtype=wire_dtype,
             decoded_share=job.decoded_share,

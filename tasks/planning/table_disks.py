@@ -137,6 +137,7 @@ def _with_volume(unit: UnitType, share_bytes_per_s: float, rates: Rates) -> Unit
         instances=small,
         on_demand_instances=unit.on_demand_instances
         and tuple(size for size in unit.on_demand_instances if size.units <= most_units),
+        reserved=unit.reserved if unit.reserved and unit.reserved.units <= most_units else None,
         price_usd_per_hour=sold.price_usd_per_hour / sold.units,
     )
     return _sweeping(unit, name=VOLUME, disk_bytes=VOLUME_BYTES, bytes_per_s=bytes_per_s)

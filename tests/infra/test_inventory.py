@@ -3,10 +3,12 @@
 import pytest
 
 from heterps_core.device_types import get_device_type
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.machine import num_cores
-from heterps_core.planning.provisioning.offer_choice import most_units, unit_prices
-from infra.inventory import HOMES, inventory_path, inventory_text, read_inventory
+from heterps_core.planning.problem.extra_costs import Reserved
+from heterps_core.planning.provisioning.offer_choice import most_units, reserved_of, unit_prices
+from infra.inventory import HOMES, inventory_path, inventory_text, read_inventory, reserved_offers
+from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 from tasks.prices import catalogue_of, device_types_of
@@ -66,6 +68,21 @@ def test_what_is_written_is_what_is_read(workspace):
 
     assert read_inventory(workspace) == kinds
     assert kinds[0].selector == {"partition": "cpu", "features": "avx512"}
+
+
+def test_reserved_instances_are_offers_at_no_price_in_their_region(workspace):
+    entry = '[[reserved]]\ninstance_type = "c7i.4xlarge"\nregion = "us-east-1"\ncount = 3\n'
+    write(workspace, entry)
+
+    [offer] = reserved_offers(workspace, PriceCatalogue(), region="us-east-1")
+
+    assert (offer.instance_type.name, offer.count, offer.price_usd_per_hour) == ("c7i.4xlarge", 3, 0.0)
+    assert offer.is_reserved
+    assert reserved_offers(workspace, PriceCatalogue(), region="eu-west-1") == ()
+    assert reserved_of("cpu-c7i-spot", [offer]) == Reserved(name="c7i.4xlarge", units=8, count=3)
+    write(workspace, entry.replace("c7i.4x", "c7i.5x"))
+    with pytest.raises(UnknownNameError, match=r"'c7i\.5xlarge' is not a known reserved instance type"):
+        reserved_offers(workspace, PriceCatalogue(), region="us-east-1")
 
 
 def test_a_core_has_its_share_of_the_machine(workspace):

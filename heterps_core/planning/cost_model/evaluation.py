@@ -55,6 +55,9 @@ class StageEvaluation:
     sweep: Sweep | None = None
     """None where memory holds all rows, or where disks do not help either."""
 
+    reserved_usd_per_hour: float = 0.0
+    """What reserved machines save."""
+
     fewest_replicas: float = 1.0
     """Least replicas whose memory and disks hold the stage; infinite where none do."""
 
@@ -206,6 +209,8 @@ def _cost_lines(
     price = extra.machine_usd_per_hour + sum(part.price_usd_per_hour for part in parts)
     unit_price = extra.machine_usd_per_hour
     unit_price += sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
+    reserved_usd = sum(part.reserved_usd_per_hour for part in parts)
+    whole_usd = price + reserved_usd - on_demand_usd_per_hour - unit_price - disks_usd
     storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
     lost_share = (
         math.sqrt(2 * extra.checkpoint_seconds / SECONDS_PER_HOUR * interruptions_per_hour)
@@ -213,7 +218,8 @@ def _cost_lines(
     )
     return (
         CostLine("compute", run_hours * unit_price),
-        CostLine("whole instances", run_hours * (price - on_demand_usd_per_hour - unit_price - disks_usd)),
+        CostLine("whole instances", run_hours * whole_usd),
+        CostLine("reserved machines", -run_hours * reserved_usd),
         CostLine("disks for tables", run_hours * disks_usd),
         CostLine("one machine on-demand", run_hours * on_demand_usd_per_hour),
         CostLine("start-up and teardown", overhead_hours * price),
@@ -241,6 +247,7 @@ def _evaluate_stages(
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
     fewest_replicas = table.fewest_replicas.tolist()
+    [shares] = table.reserved.shares(table.type_indices, replicas[None]).tolist()
     table, sweeps = table.sweeping(replicas, problem.hot_shares)
     seconds = np.stack(np.broadcast_arrays(*table.terms(table.pacing(replicas))), axis=1)
     return [
@@ -252,16 +259,16 @@ def _evaluate_stages(
             drained_seconds=drained,
             reading_seconds=reading,
             memory_bytes=_memory_bytes(problem, stage, sweep),
-            price_usd_per_hour=_price_usd_per_hour(
-                problem.device_types[stage.device_type], stage.num_replicas
-            )
-            + (0.0 if sweep is None else sweep.usd_per_hour),
-            sweep=sweep and sweep._replace(disk_name=problem.device_types[stage.device_type].disk_name),
+            price_usd_per_hour=bought + (0.0 if sweep is None else sweep.usd_per_hour),
+            reserved_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas) - bought,
+            sweep=sweep and sweep._replace(disk_name=unit.disk_name),
             fewest_replicas=fewest,
         )
-        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest in zip(
-            stages, seconds.tolist(), sweeps, fewest_replicas, strict=True
+        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest, share in zip(
+            stages, seconds.tolist(), sweeps, fewest_replicas, shares, strict=True
         )
+        for unit in (problem.device_types[stage.device_type],)
+        for bought in (_price_usd_per_hour(unit, stage.num_replicas, reserved=share),)
     ]
 
 
@@ -279,8 +286,10 @@ def _memory_bytes(problem: SchedulingProblem, stage: Stage, sweep: Sweep | None)
     )
 
 
-def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
-    if not unit.instances:
+def _price_usd_per_hour(unit: UnitType, num_replicas: int, *, reserved: int = 0) -> float:
+    if unit.reserved is not None:
+        num_replicas = max(0, num_replicas - reserved * unit.reserved.units)
+    if not unit.instances or num_replicas == 0:
         return unit.price_usd_per_hour * num_replicas
     return _cover(unit, num_replicas).price_usd_per_hour(num_replicas)
 
@@ -288,7 +297,7 @@ def _price_usd_per_hour(unit: UnitType, num_replicas: int) -> float:
 def _on_demand_usd_per_hour(problem: SchedulingProblem, stage: Stage) -> float:
     """Return what it adds that one machine of a stage is on-demand; infinite where none is sold so."""
     unit = problem.device_types[stage.device_type]
-    if unit.on_demand_instances is None:
+    if unit.on_demand_instances is None or unit.reserved is not None:
         return 0.0
     cover = _cover(unit, stage.num_replicas)
     return cover.steady_usd_per_hour(stage.num_replicas) - cover.price_usd_per_hour(stage.num_replicas)
@@ -319,7 +328,7 @@ def _violations(
     for name, num_units in used.items():
         if num_units > problem.device_types[name].max_units:
             yield Violation("units cap", name, problem.device_types[name].max_units, num_units, "units")
-    if all(problem.device_types[part.stage.device_type].on_demand_instances == () for part in parts):
+    if all(problem.device_types[part.stage.device_type].is_all_on_spot for part in parts):
         yield Violation("on-demand machine", "the plan", 1, 0, "machines")
     num_rows = problem.batch_size // num_microbatches
     for stage in (part.stage for part in parts if problem.step_model is StepModel.TRAINER):

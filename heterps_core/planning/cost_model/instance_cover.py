@@ -142,7 +142,7 @@ class PriceStairs:
         self.by_type = by_type
         stairs = list(by_type.values())
         self.prices = np.concatenate([np.empty(0), *stairs])
-        self._starts = np.full(_MOST_COLUMNS, -1)
+        self._starts = np.full(max(_MOST_COLUMNS, *by_type, 0) + 1, -1)
         self._starts[list(by_type)] = np.cumsum([0, *map(len, stairs)])[:-1]
 
     def places(self, types: Ints, num_units: Floats) -> tuple[tuple[Ints, ...], Ints]:

@@ -15,6 +15,7 @@ from heterps_core.planning.cost_model.disk_sweep import sweep_terms
 from heterps_core.planning.cost_model.drained_paths import drained_paths
 from heterps_core.planning.cost_model.instance_cover import NANO_USD_PER_USD, InstanceCover, PriceStairs
 from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.cost_model.reserved_machines import ReservedMachines
 from heterps_core.planning.cost_model.stage_cost import (
     COMPARISON_TOLERANCE,
     is_within,
@@ -23,6 +24,7 @@ from heterps_core.planning.cost_model.stage_cost import (
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, scale_and_fraction
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
+from heterps_core.planning.problem.extra_costs import Reserved
 from heterps_core.planning.problem.scheduling_problem import (
     MAX_DEVICE_TYPES,
     LayerCosts,
@@ -150,6 +152,8 @@ def _stage_table(
         traffic = by_type(lambda layer, name: layer.communication_seconds[name])
         communication_seconds, across_fraction = (traffic + across) * scale, communication_fraction
     covers = {index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances}
+    reserved = {index: unit.reserved for index, unit in enumerate(units) if unit.reserved}
+    with_reserved = {index: _reserved_prices(covers[index][0], each) for index, each in reserved.items()}
     has_lone_replicas = not is_trainers and not problem.single_replica_communicates
     return StageTable(
         compute_seconds=by_type(lambda layer, name: layer.compute_seconds[name]) * compute_scale,
@@ -171,12 +175,17 @@ def _stage_table(
         else None,
         interruptions_per_hour=objective_of(problem).interruptions_per_hour,
         type_indices=np.arange(len(units)),
-        covers=PriceStairs({index: prices for index, (prices, _) in covers.items()}),
+        covers=PriceStairs(
+            {index: prices for index, (prices, _) in covers.items()}
+            | {index: prices[-1] for index, prices in with_reserved.items()}
+        ),
+        reserved=ReservedMachines({index: each.name for index, each in reserved.items()}, with_reserved),
         on_demand_usd=PriceStairs(
             {
                 index: extra
                 for index, (_, extra) in covers.items()
-                if units[index].on_demand_instances is not None
+                # One of the plan's stages has a reserved machine then.
+                if units[index].on_demand_instances is not None and index not in reserved
             }
         ),
     )
@@ -192,6 +201,13 @@ def _cover_prices(unit: UnitType) -> tuple[Floats, Floats]:
     prices = np.array([0.0, *map(cover.price_usd_per_hour, counts[1:])])
     added = np.array([0.0, *map(cover.steady_usd_per_hour, counts[1:])]) - prices
     return np.maximum(prices, LEAST_USD_PER_HOUR * np.array(counts)), added
+
+
+def _reserved_prices(prices: Floats, reserved: Reserved) -> Floats:
+    """Return the prices of 0..max_units units, of which 0..count reserved instances carry some."""
+    counts = np.arange(prices.size)
+    carried = reserved.units * np.arange(reserved.count + 1)[:, None]
+    return np.asarray(np.maximum(prices[np.maximum(0, counts - carried)], LEAST_USD_PER_HOUR * counts))
 
 
 def segment_row(first_layer: int, last_layer: int) -> int:

@@ -17,6 +17,7 @@ from heterps_core.planning.cost_model.arrays import Floats, Ints, taken
 from heterps_core.planning.cost_model.disk_sweep import Sweep, SweepTerms, of_shares
 from heterps_core.planning.cost_model.instance_cover import NO_STAIRS, PriceStairs
 from heterps_core.planning.cost_model.replica_roots import kept_counts
+from heterps_core.planning.cost_model.reserved_machines import NO_RESERVED, ReservedMachines
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
@@ -57,7 +58,9 @@ class StageTable:
     """On one unit where it is the only replica; None where that makes no difference."""
 
     covers: PriceStairs
-    """Prices of 0..max_units units of types that are sold in whole instances."""
+    """Prices of 0..max_units units of types that are sold in whole instances; all reserved ones are one stage's."""
+
+    reserved: ReservedMachines = NO_RESERVED
 
     on_demand_usd: PriceStairs = NO_STAIRS
     """What it adds to these prices that one instance is on-demand, of types on spot."""

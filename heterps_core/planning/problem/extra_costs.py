@@ -12,7 +12,7 @@ from typing import Annotated
 
 from heterps_core.errors import UnknownNameError
 from heterps_core.field_rules import NotNegative, Text, count
-from heterps_core.hardware import MAX_UNITS_PER_INSTANCE
+from heterps_core.hardware import MAX_RESERVED, MAX_UNITS_PER_INSTANCE
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 
 MAX_INSTANCE_SIZES = 64
@@ -35,6 +35,19 @@ class InstanceSize:
     units: Annotated[int, count(MAX_UNITS_PER_INSTANCE)]
     price_usd_per_hour: NotNegative
     """0 for a machine that is owned or reserved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reserved:
+    """Instances that are reserved or paid for already, which a plan takes at no price before others."""
+
+    name: Text
+    """Device types with one name here share them."""
+
+    units: Annotated[int, count(MAX_UNITS_PER_INSTANCE)]
+    """Of one instance."""
+
+    count: Annotated[int, count(MAX_RESERVED)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

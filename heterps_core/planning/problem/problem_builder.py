@@ -13,7 +13,12 @@ from dataclasses import replace
 from heterps_core.errors import ConfigurationError
 from heterps_core.hardware import DeviceKind, DeviceType
 from heterps_core.models.model_graph import Layer, ModelGraph
-from heterps_core.planning.problem.extra_costs import NO_EXTRA_COSTS, ExtraCosts, InstanceSize
+from heterps_core.planning.problem.extra_costs import (
+    NO_EXTRA_COSTS,
+    ExtraCosts,
+    InstanceSize,
+    Reserved,
+)
 from heterps_core.planning.problem.scheduling_problem import (
     LayerCosts,
     SchedulingProblem,
@@ -62,6 +67,7 @@ def unit_type(
     instances: tuple[InstanceSize, ...] = (),
     on_demand_instances: tuple[InstanceSize, ...] | None = None,
     interruptions_per_hour: float = 0.0,
+    reserved: Reserved | None = None,
     reserved_bytes: float = 0.0,
     step_model: StepModel = StepModel.PAPERS,
     wire_dtype: str = "float32",
@@ -94,6 +100,7 @@ def unit_type(
         instances=instances,
         on_demand_instances=on_demand_instances,
         interruptions_per_hour=interruptions_per_hour,
+        reserved=reserved,
         memory_bytes=device_type.memory_bytes,
         reserved_bytes=reserved_bytes,
         # The contract charges both directions to one bandwidth, and a link carries both at once.

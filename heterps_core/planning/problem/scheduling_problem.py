@@ -21,6 +21,7 @@ from heterps_core.planning.problem.extra_costs import (
     NO_EXTRA_COSTS,
     ExtraCosts,
     InstanceSize,
+    Reserved,
 )
 
 MAX_LAYERS = 1_000
@@ -129,6 +130,9 @@ class UnitType(JsonDocument):
     """For units on spot, the sizes in which one machine may be bought on-demand, as a plan needs one that the cloud
     does not take back. None: the units are on-demand themselves."""
 
+    reserved: Reserved | None = None
+    """Instances that stages take before they buy others."""
+
     communication_relative_spread: NotNegative = 0.0
     """How far the time of communication, in stages and across boundaries, may be off, as a share of it."""
 
@@ -197,6 +201,11 @@ class UnitType(JsonDocument):
         """What state may fill; below 0 where not even the worker fits."""
         return self.memory_bytes - self.reserved_bytes
 
+    @property
+    def is_all_on_spot(self) -> bool:
+        """No machine of the type can be one that the cloud does not take back."""
+        return self.on_demand_instances == () and self.reserved is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulingProblem(JsonDocument):
@@ -251,11 +260,12 @@ class SchedulingProblem(JsonDocument):
         for name, unit in self.device_types.items():
             if unit.instances:
                 _check_unit_price(f"device_types.{name}", unit)
-            if unit.on_demand_instances is not None and not unit.instances:
-                raise MalformedDocumentError(
-                    f"device_types.{name}.on_demand_instances",
-                    "is of units that are sold in instances; give these, or leave it out",
-                )
+            for field_name in ("on_demand_instances", "reserved"):
+                if getattr(unit, field_name) is not None and not unit.instances:
+                    raise MalformedDocumentError(
+                        f"device_types.{name}.{field_name}",
+                        "is of units that are sold in instances; give these, or leave it out",
+                    )
             if unit.disk_bytes > 0 and unit.disk_bytes_per_s == 0:
                 raise MalformedDocumentError(
                     f"device_types.{name}.disk_bytes_per_s",
@@ -277,7 +287,7 @@ class SchedulingProblem(JsonDocument):
                 "layers", "at least one layer must have positive compute_seconds on every device type"
             )
         _check_size(len(self.layers), len(self.device_types))
-        if all(unit.on_demand_instances == () for unit in self.device_types.values()):
+        if all(unit.is_all_on_spot for unit in self.device_types.values()):
             raise MalformedDocumentError(
                 "device_types",
                 "one machine of a plan must be on-demand, but all are on spot and none has on_demand_instances",

@@ -19,11 +19,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from heterps_core.device_types import DEVICE_TYPES, OWN_DEVICE_TYPES, get_device_type
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import DeviceKind, DeviceType, InstanceOffer, Market
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
-from heterps_core.planning.problem.extra_costs import InstanceSize
+from heterps_core.planning.cost_model.reserved_machines import allotted
+from heterps_core.planning.problem.extra_costs import InstanceSize, Reserved
 from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 
@@ -57,7 +60,7 @@ def unit_prices(offers: Iterable[InstanceOffer]) -> dict[str, float]:
         for family in device_type.instance_families:
             carried[family].append(device_type)
     best: dict[str, float] = {}
-    for offer in offers:
+    for offer in (each for each in offers if not each.is_reserved):
         for hardware in carried[offer.instance_type.family]:
             units = hardware.units_of(offer.instance_type)
             if units > 0:
@@ -206,6 +209,7 @@ def _equal_offers(
         other
         for other in offers
         if other.instance_type.name != planned.name
+        and not other.is_reserved
         and (other.cloud, other.region, other.zone, other.market)
         == (offer.cloud, offer.region, offer.zone, offer.market)
         and hardware.equal_units_of(other.instance_type) == units
@@ -219,7 +223,7 @@ def _equal_offers(
 
 def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
     prices = unit_prices(offers)
-    covers = [_StageCover.of(stage, offers) for stage in stages]
+    covers = _with_reserved([_StageCover.of(stage, offers) for stage in stages], offers)
     added = [cover.on_demand_usd_per_hour for cover in covers]
     steady = added.index(min(added))
     if math.isinf(added[steady]):
@@ -262,6 +266,8 @@ class _StageCover:
     """In which one of its machines may be bought; None where all are on-demand."""
 
     cover: InstanceCover
+    reserved: tuple[_CoverOption, int] | None = None
+    """Reserved instances, and how many of them are this stage's; None where there are none for its type."""
 
     @classmethod
     def of(cls, stage: Stage, offers: Sequence[InstanceOffer]) -> _StageCover:
@@ -270,23 +276,56 @@ class _StageCover:
         cover = _cover(options, stage.num_replicas, on_demand or ())
         return cls(stage=stage, options=options, on_demand=on_demand, cover=cover)
 
+    def price_usd_per_hour(self, carried: int) -> float:
+        """Return the price of what is bought where so many units have machines."""
+        left = max(0, self.stage.num_replicas - carried)
+        return self.cover.price_usd_per_hour(left) if left else 0.0
+
     @property
     def on_demand_usd_per_hour(self) -> float:
         """What it adds that one machine is on-demand; infinite where none is sold so."""
-        if self.on_demand is None:
+        if self.on_demand is None or self.reserved is not None:
             return 0.0
         num_units = self.stage.num_replicas
         return self.cover.steady_usd_per_hour(num_units) - self.cover.price_usd_per_hour(num_units)
 
     def bought(self, *, must_be_steady: bool) -> list[tuple[_CoverOption, int]]:
-        """Return what is bought, that on-demand first."""
+        """Return what is bought, that on-demand first, or what is reserved."""
         num_units = self.stage.num_replicas
+        if self.reserved is not None:
+            option, share = self.reserved
+            used = min(share, math.ceil(num_units / option.units))
+            left = num_units - used * option.units
+            taken = [(option, used)] if used else []
+            if left <= 0:
+                return taken
+            rest = replace(self, stage=replace(self.stage, num_replicas=left), reserved=None)
+            return [*taken, *rest.bought(must_be_steady=False)]
         size = self.cover.steady_size(num_units)
         if size is None or self.on_demand is None or (self.on_demand_usd_per_hour > 0 and not must_be_steady):
             return _cheapest_cover(num_units, self.options)
         steady = self.on_demand[size]
         left = num_units - steady.units
         return [(steady, 1), *(_cheapest_cover(left, self.options) if left > 0 else ())]
+
+
+def _with_reserved(covers: list[_StageCover], offers: Sequence[InstanceOffer]) -> list[_StageCover]:
+    """Return the covers with reserved instances, which stages share where that saves most."""
+    options = [_reserved_option(each.stage.device_type, offers) for each in covers]
+    for option in dict.fromkeys(filter(None, options)):
+        members = [index for index, each in enumerate(options) if each == option]
+        prices = [
+            np.array(
+                [
+                    [covers[index].price_usd_per_hour(machines * option.units)]
+                    for machines in range((option.offer.count or 0) + 1)
+                ]
+            )
+            for index in members
+        ]
+        for index, share in zip(members, allotted(prices)[:, 0].tolist(), strict=True):
+            covers[index] = replace(covers[index], reserved=(option, share))
+    return covers
 
 
 def _cheapest_cover(num_units: int, options: Sequence[_CoverOption]) -> list[tuple[_CoverOption, int]]:
@@ -319,8 +358,26 @@ def _carriers(device_type: DeviceType, offers: Sequence[InstanceOffer]) -> list[
     return [
         _CoverOption(offer=offer, units=units)
         for offer in offers
-        if (units := device_type.units_in(offer)) > 0
+        if not offer.is_reserved and (units := device_type.units_in(offer)) > 0
     ]
+
+
+def _reserved_option(name: str, offers: Iterable[InstanceOffer]) -> _CoverOption | None:
+    """Return the reserved instances that serve a device type, whatever its market; of several the most units."""
+    device_type = get_device_type(name).in_market(Market.ON_DEMAND)
+    options = [
+        _CoverOption(offer=offer, units=device_type.units_in(offer)) for offer in offers if offer.is_reserved
+    ]
+    carrying = (option for option in options if option.units > 0)
+    return max(carrying, key=lambda option: option.units * (option.offer.count or 0), default=None)
+
+
+def reserved_of(device_type: str, offers: Iterable[InstanceOffer]) -> Reserved | None:
+    """Return the reserved instances that plans take for a device type before they buy others."""
+    option = _reserved_option(device_type, offers)
+    if option is None:
+        return None
+    return Reserved(name=option.offer.instance_type.name, units=option.units, count=option.offer.count or 0)
 
 
 def _options_for(name: str, offers: Sequence[InstanceOffer]) -> list[_CoverOption]:

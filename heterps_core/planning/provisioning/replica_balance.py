@@ -85,7 +85,9 @@ class FixedStages:
         is_possible &= np.isfinite(on_demand_usd)
         products = self.objective.product(
             reached_seconds,
-            self.table.usd_per_hour(counts).sum(axis=1) + on_demand_usd,
+            self.table.usd_per_hour(counts).sum(axis=1)
+            + on_demand_usd
+            + self.table.reserved.added(self.table.type_indices, counts),
             counts @ self.table.interruptions_per_hour,
         )
         products[~is_possible] = np.inf
@@ -148,7 +150,7 @@ def _infeasible(
                 f"layers {stage.first_layer}..{stage.last_layer} keep {state_bytes:.6g} bytes on each replica, but "
                 f"one unit of {stage.device_type} has {memory_text(unit)}; place some elsewhere",
             )
-    if all(problem.device_types[stage.device_type].on_demand_instances == () for stage in stages):
+    if all(problem.device_types[stage.device_type].is_all_on_spot for stage in stages):
         return InfeasiblePlanError(
             "on-demand machine",
             "one machine of a plan must be on-demand, but the stages are all on spot, and none of their device types "

@@ -1,14 +1,17 @@
-"""Device types as columns of a stage table, where a plan needs a machine on-demand.
+"""Device types as columns of a stage table, where a plan needs a machine on-demand or has reserved ones.
 
 A plan that is all on spot buys one machine on-demand, in the stage where that adds least. A search that adds up over
 stages sees such a stage as one of another type: each type on spot has a second column, at the price with a machine
-on-demand, and some stage must be of a column with one. Both columns of a type share its cap.
+on-demand, and some stage must be of a column with one. A type with n reserved machines has n further columns, for
+stages with 1..n of them, which are a resource of the plan and stay, as those on-demand do. The columns of a type
+share its cap.
 
 Shape legend: C = columns, T = device types, L = layers, n = candidate stages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,7 +27,7 @@ from heterps_core.planning.search.capped.capped_chain import prices_of_differing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageColumns:
-    """The columns of a problem: its device types, then those on spot with a machine on-demand."""
+    """The columns of a problem: its device types, then those on spot with a machine on-demand, or reserved ones."""
 
     num_types: int
     types: Ints
@@ -33,18 +36,35 @@ class StageColumns:
     has_on_demand: NDArray[np.bool_]
     """Whether stages of a column have a machine on-demand, shape (C,)."""
 
+    reserved: Ints
+    """Reserved machines of a column's stages, shape (C,)."""
+
+    pools: Mapping[str, tuple[int, NDArray[np.bool_]]]
+    """Name of reserved machines -> how many there are, and which columns have some."""
+
     neighbours_differ: bool
     """Whether neighbouring stages must be of different types."""
 
     @classmethod
     def of(cls, problem: SchedulingProblem) -> StageColumns:
         """Return the columns of a problem."""
-        sizes = [unit.on_demand_instances for unit in problem.device_types.values()]
-        further = [index for index, each in enumerate(sizes) if each]
+        units = tuple(problem.device_types.values())
+        further = [
+            (index, machines)
+            for index, unit in enumerate(units)
+            for machines in (range(1, unit.reserved.count + 1) if unit.reserved else (0,))
+            if unit.reserved or unit.on_demand_instances
+        ]
+        types = np.array([*range(len(units)), *(index for index, _ in further)])
+        names = np.array([unit.reserved.name if unit.reserved else "" for unit in units])[types]
         return cls(
-            num_types=len(sizes),
-            types=np.array([*range(len(sizes)), *further]),
-            has_on_demand=np.array([*(each is None for each in sizes), *(True for _ in further)]),
+            num_types=len(units),
+            types=types,
+            has_on_demand=np.array(
+                [*(unit.on_demand_instances is None for unit in units), *(True for _ in further)]
+            ),
+            reserved=np.array([*(0 for _ in units), *(machines for _, machines in further)]),
+            pools={each.name: (each.count, names == each.name) for unit in units if (each := unit.reserved)},
             neighbours_differ=problem.neighbours_differ,
         )
 
@@ -68,12 +88,16 @@ class StageColumns:
             return table
         indices = np.arange(self.num_columns)
         shape = (len(table.compute_seconds), self.num_columns)
-        prices = table.covers.by_type
+        bought = table.covers.by_type
         covers = {
-            column: prices[device_type]
+            column: table.reserved.prices[device_type][machines]
+            if device_type in table.reserved.prices
+            else bought[device_type]
             + (table.on_demand_usd.by_type[device_type] if column >= self.num_types else 0.0)
-            for column, device_type in enumerate(self.types.tolist())
-            if device_type in prices
+            for column, (device_type, machines) in enumerate(
+                zip(self.types.tolist(), self.reserved.tolist(), strict=True)
+            )
+            if device_type in bought
         }
         return replace(
             table.at(np.ix_(np.arange(shape[0]), self.types)),
@@ -94,14 +118,16 @@ class StageColumns:
         """Return what each candidate takes of further resources, and their caps.
 
         A plan's stages have L layers together, so that of layers less stages with a machine on-demand there may be
-        L - 1. The units of both columns of a type are one resource.
+        L - 1. The units of all columns of a type are one resource, and so are reserved machines of a name.
         """
-        if self.has_on_demand.all():
-            return []
         runs, columns = np.divmod(rows, self.num_columns)
-        firsts, lasts = run_layers(runs)
-        taken = np.asarray(lasts - firsts + 1.0 - self.has_on_demand[columns])
-        limits: list[tuple[Floats, float]] = [(taken, num_layers - 1.0)]
-        for device_type in self.types[self.num_types :].tolist():
+        limits: list[tuple[Floats, float]] = []
+        if not self.has_on_demand.all():
+            firsts, lasts = run_layers(runs)
+            taken = np.asarray(lasts - firsts + 1.0 - self.has_on_demand[columns])
+            limits.append((taken, num_layers - 1.0))
+        for device_type in dict.fromkeys(self.types[self.num_types :].tolist()):
             limits.append((units * (self.types[columns] == device_type), float(caps[device_type])))
+        for number, has_some in self.pools.values():
+            limits.append((np.where(has_some, self.reserved, 0.0)[columns], float(number)))
         return limits

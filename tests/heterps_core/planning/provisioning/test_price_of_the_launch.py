@@ -19,6 +19,7 @@ from heterps_core.planning.provisioning.offer_choice import (
     instance_sizes,
     offers_in_zone,
     on_demand_sizes,
+    reserved_of,
     unit_prices,
 )
 from heterps_core.planning.provisioning.replica_balance import balance_replicas
@@ -114,6 +115,40 @@ def drawn_problem(
         device_types=units,
         step_model=step_model,
         extra_costs=ALL_COSTS if extra is None else extra,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_with_reserved_instances_costs_what_is_bought_beside_them(seed):
+    """Two of them have two cores each; both markets of their family share them, and no more than two are launched."""
+    own = cpu_offer("c7i.2x", cores=2, market=Market.ON_DEMAND, cents=0)
+    offers = [*drawn_offers(seed), replace(own, count=2)]
+    problem = drawn_problem(seed, offers, most=4)
+    reserved = {name: reserved_of(name, offers) for name in problem.device_types}
+    assert {name for name, each in reserved.items() if each} == {n for n in reserved if "c7i" in n}
+    units = {
+        name: replace(unit, reserved=reserved[name], interruptions_per_hour=0.0)
+        for name, unit in problem.device_types.items()
+    }
+    problem = replace(problem, device_types=units)
+    num_plans = 0
+    for counts, names in itertools.product(
+        itertools.product((1, 3, 4), repeat=2), itertools.permutations(units, 2)
+    ):
+        stages = [Stage(i, i, name, k) for i, (name, k) in enumerate(zip(names, counts, strict=True))]
+        found = evaluate(problem, stages)
+        if any(each.constraint == "on-demand machine" for each in found.violations):
+            continue
+        bought = choose_instances(stages, offers)
+        assert bought.price_usd_per_hour == pytest.approx(found.price_usd_per_hour, abs=1e-7)
+        assert sum(group.count for group in bought.groups if group.offer.is_reserved) <= 2
+        num_plans += 1
+    assert num_plans > 10
+
+    best = find_optimum(problem)
+
+    assert choose_instances(best.stages, offers).price_usd_per_hour == pytest.approx(
+        evaluate(problem, best.stages).price_usd_per_hour, abs=1e-7
     )
 
 
