@@ -217,6 +217,7 @@ def provision(
     state_bytes: float = 0.0,
     disks: Mapping[int, ReplicaDisk] = NO_DISKS,
     fixed_usd: float = 0.0,
+    free_hours: float = 0.0,
     rates: Rates = RATES,
 ) -> Provisioning:
     """Choose the instances of a plan, and refuse them where they exceed a cap.
@@ -228,6 +229,7 @@ def provision(
 
     Args:
         fixed_usd: Part of the plan's cost that does not grow with its hours.
+        free_hours: Hours of a plan at no price (reserved machines alone), charged for disks and addresses.
         rates: Prices of services in the region.
 
     Raises:
@@ -239,7 +241,7 @@ def provision(
         _shared(with_table_disk(each, disks, rates=rates)) for each in launch_attempts(plan.stages, offers)
     ]
     cloud_plan = attempts[0]
-    hours = ratio(plan.cost_usd - fixed_usd, plan.price_usd_per_hour, otherwise=0.0)
+    hours = ratio(plan.cost_usd - fixed_usd, plan.price_usd_per_hour, otherwise=free_hours)
     rented_from = get_provider(provider)
     unplanned_usd_per_hour = rented_from.billed_usd_per_hour(cloud_plan) - plan.price_usd_per_hour
     predicted_cost_usd = plan.cost_usd + unplanned_usd_per_hour * hours

@@ -18,6 +18,7 @@ from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.calibration import Calibration
 from heterps_core.planning.provisioning.offer_choice import offers_that_hold_workers
 from heterps_core.planning.search.optimum import MAX_SECONDS
+from heterps_core.units import SECONDS_PER_HOUR
 from infra.inventory import HERE
 from infra.prices.region_rates import rates_between
 from infra.providers import get_provider, provider_of
@@ -122,6 +123,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         state_bytes=state_bytes,
         disks=replica_disks(problem, chosen.evaluation),
         fixed_usd=problem.extra_costs.fixed_usd,
+        free_hours=chosen.evaluation.run_seconds / SECONDS_PER_HOUR,
         rates=search.rates,
     )
     log_step("machines", provisioning.summary)

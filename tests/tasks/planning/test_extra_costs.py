@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from heterps_core.errors import BudgetExceededError
@@ -40,3 +42,17 @@ def test_the_cap_of_a_run_counts_what_its_bucket_will_cost():
     with pytest.raises(BudgetExceededError, match="within 3 USD per run"):
         provision.fn(planned(), OFFERS, provider="aws", caps=caps, state_bytes=20e9)
     assert provision.fn(planned(), OFFERS, provider="local", caps=caps, state_bytes=20e9).bucket_usd == 0.0
+
+
+@pytest.mark.usefixtures("outside_of_aws")
+def test_disks_and_addresses_of_reserved_machines_count_for_the_hours_of_their_plan():
+    free_plan = replace(planned(), price_usd_per_hour=0.0, cost_usd=0.0)
+    free_offers = [replace(offer, price_usd_per_hour=0.0) for offer in OFFERS]
+
+    allowed, longer = (
+        provision.fn(free_plan, free_offers, provider="aws", caps=Caps(), free_hours=hours)
+        for hours in (2.0, 6.0)
+    )
+
+    assert allowed.predicted_cost_usd > 0
+    assert longer.predicted_cost_usd == pytest.approx(3 * allowed.predicted_cost_usd)
