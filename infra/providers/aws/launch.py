@@ -46,7 +46,7 @@ class MachineSettings:
     """ARN of the permissions boundary of the nodes' roles; none is made without it."""
 
     instance_profile: str | None = None
-    """Name of a ready-made profile for all nodes, in accounts that let nobody make roles."""
+    """Name of a ready-made profile for all nodes, for accounts where roles are made by others."""
 
     own_tags: Mapping[str, str] = field(default_factory=dict)
     """On everything that a run makes, as a company may demand."""
@@ -64,7 +64,15 @@ class MachineSettings:
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str]) -> MachineSettings:
-        """Return the settings of HETERPS_AWS_*."""
+        """Return the settings of HETERPS_AWS_*.
+
+        Raises:
+            ConfigurationError: One has the name of an earlier version, and its value would be ignored.
+        """
+        if "HETERPS_AWS_SUBNET" in variables:
+            raise ConfigurationError(
+                "rename HETERPS_AWS_SUBNET to HETERPS_AWS_SUBNETS, which takes several subnets"
+            )
         return cls(
             image_ids=tuple(variables.get("HETERPS_AWS_IMAGE", "").split()),
             subnet_ids=tuple(variables.get("HETERPS_AWS_SUBNETS", "").split()),
