@@ -162,7 +162,7 @@ def _machines_text(report: PlanReport) -> str:
     hourly_usd = plan.cost_usd - report.problem.extra_costs.fixed_usd
     seconds = ratio(hourly_usd, plan.price_usd_per_hour, otherwise=free_hours) * SECONDS_PER_HOUR
     text = f"{machines}: {_duration_text(seconds)} from start to end"
-    if num_planned == report.num_train_rows:
+    if not bought.is_dry_run or num_planned == report.num_train_rows:
         return text
     return (
         f"of a night of {num_planned:,.0f} samples (planned_samples): {text}; your rows are trained with "

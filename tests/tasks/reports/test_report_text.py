@@ -113,6 +113,16 @@ def test_a_larger_night_is_called_one():
     assert "your rows are trained with its stages" in plan
 
 
+def test_a_part_of_the_rows_that_is_trained_as_planned_is_no_larger_night():
+    planned = make_plan_report()
+    rented = replace(planned, provisioning=replace(planned.provisioning, is_dry_run=False))
+
+    plan = facts_of(screen(rented, "nothing was trained"))["plan"]
+
+    assert plan.endswith(" from start to end")
+    assert "planned_samples" not in plan
+
+
 @pytest.mark.parametrize(
     ("is_promoted", "champion_version", "said"),
     [
