@@ -107,7 +107,7 @@ def build_stage_model(
     stage = stages[place.stage]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
-    link = place.link if place.num_replicas <= MOST_IN_ONE_TABLE else None
+    link = place.link if place.link and place.num_replicas <= MOST_IN_ONE_TABLE else None
     if config.embedding_memory_bytes is not None or features.dynamic_ids is not None:
         link = None
     peers = None

@@ -112,6 +112,7 @@ def test_a_sample_is_spread_evenly_over_the_rows(num_rows, at_most):
 @pytest.mark.slow
 def test_ten_times_the_rows_take_no_more_memory(clicks, many_clicks, monkeypatch):
     monkeypatch.setattr(baseline, "MOST_TRAIN_ROWS", 2_000)
+    monkeypatch.setattr(baseline, "MOST_RATED_ROWS", 600)
     measured(clicks)  # What is imported for the first time is not counted.
 
     few, many = peak_bytes(clicks), peak_bytes(many_clicks)

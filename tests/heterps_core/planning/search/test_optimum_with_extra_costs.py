@@ -178,6 +178,7 @@ def test_the_lines_of_the_bill_are_a_hand_worked_example():
 MAY_BE_NOTHING = (
     "whole instances",
     "disks for tables",
+    "reserved machines",
     "one machine on-demand",
     "spot risk",
     "transfer between regions",
