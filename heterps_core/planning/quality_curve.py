@@ -90,8 +90,10 @@ class QualityCurve:
                 f"a curve of quality needs at least {_LEAST_POINTS} trainings of different numbers of samples, got "
                 f"{len(points)} with {', '.join(f'{number:,.0f}' for number in samples) or 'none'}; take more rows"
             )
+        # No AUC is above 1; the least limit stays, so that there is one.
+        above = np.minimum(_LIMITS_ABOVE, max(1.0 - aucs.max(), _LIMITS_ABOVE[0]))
         limits, powers, batches_0 = (
-            axis.ravel() for axis in np.meshgrid(aucs.max() + _LIMITS_ABOVE, _POWERS, _BATCHES, indexing="ij")
+            axis.ravel() for axis in np.meshgrid(aucs.max() + above, _POWERS, _BATCHES, indexing="ij")
         )
         residuals = (
             np.log(samples)

@@ -43,9 +43,8 @@ def first_running_cluster(
 
     Another one is tried only if capacity or quota is missing: a wrong credential is wrong in every zone. After a
     refusal by a quota, purchases that ask as much of it are left out. Machines that end while they start are bought a
-    second time. A night with time to spare waits for spot, at a
-    third of the price, instead of going on-demand at once. Each try has its own launch id, so that the cost of a
-    failed one stays in the bill.
+    second time. A night with time to spare waits for spot, at a third of the price, instead of going on-demand at
+    once. Each try has its own launch id, so that the cost of a failed one stays in the bill.
 
     Args besides those of `running_cluster`:
         plans: At least one.

@@ -32,7 +32,6 @@ _SHIFTS = (4, 2, 0)
 _FARTHEST = 8
 """Largest batch that is planned, over the largest measured one."""
 
-# Each planned batch is profiled, so batches are a factor of four apart.
 _LEAST_PLANNED_STEPS = 256
 """Of a planned training, as by default (`default_batch_size`)."""
 
@@ -86,9 +85,7 @@ def measure_points(
     largest = 1 << max(most // _LEAST_STEPS, 1).bit_length() - 1
     points = []
     for batch_size in sorted({max(largest >> shift, _LEAST_BATCH) for shift in _SHIFTS}):
-        for part in (most // 4, most // 2, most):
-            if part < batch_size * _LEAST_STEPS:
-                continue
+        for part in (each for each in (most // 4, most // 2, most) if each >= batch_size * _LEAST_STEPS):
             *_, quality = train_in_turns(
                 dataset.until(part), model, config_of(batch_size), rated=judged, num_turns=1
             )
@@ -105,6 +102,7 @@ def options_of(curve: QualityCurve, *, target_auc: float | None, num_samples: in
     """
     measured = [point.batch_size for point in curve.points]
     most = min(max(measured) * _FARTHEST, max(num_samples // _LEAST_PLANNED_STEPS, min(measured)))
+    # Each planned batch is profiled, so batches are a factor of four apart.
     batches = [1 << power for power in range(most.bit_length() - 1, -1, -2) if 1 << power >= min(measured)]
     if target_auc is None:
         aucs = {batch: curve.auc_after(num_samples, batch) for batch in batches}
@@ -170,7 +168,6 @@ def choice_text(
     """Return in a line why a batch was taken: target, samples with their range, and costs in other batches."""
     others = [f"{size:,} {cost}" for size, cost in costs.items() if size != option.batch_size]
     others += [f"{size:,} at least {usd_text(usd)}" for size, usd in bounds_usd.items()]
-    largest = max(point.num_samples for point in curve.points)
     if option.needed is None:
         auc = curve.auc_after(option.num_samples, option.batch_size)
         aim = f"batch {option.batch_size:,}, AUC {auc:.4f}, within {QUALITY_MARGIN} of the best batch"
@@ -180,5 +177,6 @@ def choice_text(
         aim += f"{option.batch_size:,}"
     return (
         f"{aim} for {costs[option.batch_size]}; other batches: {', '.join(others) or 'none in reach'}{fastest}; "
-        f"extrapolated from {len(curve.points)} trainings of at most {largest:,} samples"
+        f"extrapolated from {len(curve.points)} trainings of at most "
+        f"{max(point.num_samples for point in curve.points):,} samples"
     )
