@@ -131,7 +131,7 @@ def _beside_trees(report: RunReport) -> str | None:
         return (
             f"{report.model} is better than LightGBM by {-auc:.4f} AUC and {-loss:.4f} nats; LightGBM {cost}"
         )
-    ways_out = "try dcnv2, more epochs, or heterps tune"
+    ways_out = "try heterps tune" if report.model == "cross-deep" else "try cross-deep, or heterps tune"
     if auc >= 0 and loss >= 0:
         return f"LightGBM is better by {auc:.4f} AUC and {loss:.4f} nats, {cost}; {ways_out}"
     return f"LightGBM has {auc:+.4f} AUC and {-loss:+.4f} nats of log-loss, {cost}; {ways_out}"
