@@ -1,6 +1,7 @@
 """A night on this very machine: planned for its cores, trained by as many workers, at the price of the inventory."""
 
 import json
+from statistics import fmean
 
 import pytest
 
@@ -60,6 +61,10 @@ def test_a_night_here_is_billed_at_the_price_of_the_inventory_and_held_against_t
         trained(clicks_of_runs, max_usd_per_hour=100.0)
     run_id = trained(clicks_of_runs)
 
-    [entry] = Ledger(workspace.ledger_path).entries(run_id=run_id)
+    entries = Ledger(workspace.ledger_path).entries(run_id=run_id)
     [bill] = bills_of_run(workspace, "here", run_id)
-    assert bill.total_usd == pytest.approx((entry.ended_at - entry.launched_at).total_seconds())
+    # One USD a second, which its one or two stages share.
+    assert sum(entry.price_usd_per_hour for entry in entries) == pytest.approx(3600)
+    assert bill.total_usd == pytest.approx(
+        fmean((entry.ended_at - entry.launched_at).total_seconds() for entry in entries)
+    )
