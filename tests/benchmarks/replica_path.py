@@ -39,6 +39,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     UnitType,
 )
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.profiling.measurement.replica_measurement import processor_seconds
 from heterps_core.profiling.measuring_process import measure_replica_path
 from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
 from heterps_core.training.checkpoint import TrainingCursor
@@ -353,17 +354,8 @@ def train(part: StageModel, microbatches: list[MicroBatch], gradients: dict[torc
 
 
 def threads_seconds() -> Seconds:
-    """Return the processor time of this process and of its two threads of Python.
-
-    Without that of gloo, which has a thread for each group: it wakes 100 times a second by the clock, so it takes the
-    more time the more processes share a core, and a worker has few groups.
-    """
-    feeds = {thread.native_id for thread in threading.enumerate() if thread.name.startswith("batches")}
-    of_feed, of_gloo = 0.0, 0.0
-    for thread in Path("/proc/self/task").iterdir():
-        seconds = int((thread / "schedstat").read_text(encoding="utf-8").split()[0]) / 1e9
-        if int(thread.name) in feeds:
-            of_feed += seconds
-        elif (thread / "comm").read_text(encoding="utf-8").startswith("gloo"):
-            of_gloo += seconds
-    return Seconds(time.process_time() - of_gloo, time.thread_time(), of_feed)
+    """Return the processor time of this process and of its two threads of Python."""
+    feeds = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("batches")]
+    times = [Path(f"/proc/self/task/{feed}/schedstat").read_text(encoding="utf-8") for feed in feeds]
+    of_feed = sum(int(each.split()[0]) for each in times) / 1e9
+    return Seconds(processor_seconds(), time.thread_time(), of_feed)
