@@ -294,9 +294,14 @@ class Replica:
         cursors = [TrainingCursor(0, step, step) for step in range(num_steps)]
         self._feed = iter(BatchFeed(source.training_batch, cursors))
         self._gradients: dict[torch.Size, Tensor] = {}
+        self._group = place.group
 
     def seconds_of_step(self) -> Seconds:
         """Return the mean over a round's steps, after some that warm up."""
+        if self._group is not None:
+            dist.barrier(
+                self._group
+            )  # a slow machine works on steps alone for longer than replicas wait for rows
         self._take_steps(WARMUP_STEPS)
         started = threads_seconds()
         self._take_steps(self._num_steps)
