@@ -52,7 +52,7 @@ test-weekly: $(STAMP)
 check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 
 # Writes the lock file from what is installed, after pyproject.toml was changed and installed by hand.
 lock:

@@ -159,7 +159,7 @@ class RayCluster:
             import ray
 
             ray.shutdown()
-        wait_for(self._is_empty, timeout_s=60, what="the end of the cluster")
+        wait_for(self._is_empty, what="the end of the cluster")
         self.cluster.communicate()
         self.keeper.kill()
         self.keeper.wait()

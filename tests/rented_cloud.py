@@ -84,9 +84,7 @@ class RentedCloud:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        wait_for(
-            lambda: answers(CREDENTIALS["AWS_ENDPOINT_URL"], timeout_s=1.0), what="the cloud", timeout_s=120
-        )
+        wait_for(lambda: answers(CREDENTIALS["AWS_ENDPOINT_URL"], timeout_s=1.0), what="the cloud")
         self._ec2 = boto3.client("ec2")
         self._ec2.register_image(Name="heterps-node-1", Architecture="x86_64", RootDeviceName="/dev/sda1")
         boto3.client("s3").create_bucket(Bucket="runs")

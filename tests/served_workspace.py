@@ -90,13 +90,13 @@ class ServedWorkspace:
 
     def wait_until_up(self) -> None:
         """Return once everything is up; what `make serve` printed is the message of a failure."""
-        wait_for(self._is_up_or_dead, timeout_s=90, what="the service", poll_s=0.2)
+        wait_for(self._is_up_or_dead, timeout_s=400, what="the service", poll_s=0.2)
         assert self.process.poll() is None, self.output.read_text()
 
     def _is_up_or_dead(self) -> bool:
         return "Start a run now" in self.output.read_text() or self.process.poll() is not None
 
-    def command(self, *arguments: str, timeout_s: float = 120, folder: Path = PROJECT) -> str:
+    def command(self, *arguments: str, timeout_s: float = 800, folder: Path = PROJECT) -> str:
         """Run the literal `prefect` command in a folder."""
         done = subprocess.run(
             [str(PREFECT), *arguments],
@@ -136,7 +136,7 @@ class ServedWorkspace:
             except TimeoutError:
                 return None
 
-        return json.loads(wait_for(answer, timeout_s=30, what=f"an answer to {path}"))
+        return json.loads(wait_for(answer, what=f"an answer to {path}"))
 
     def heterps(self, *arguments: str) -> str:
         """Run the literal `heterps` command."""
@@ -146,7 +146,7 @@ class ServedWorkspace:
             env=self.shell,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=400,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -181,7 +181,7 @@ class ServedWorkspace:
         # Not SIGINT, which a shell's background jobs ignore.
         self.process.send_signal(signal.SIGTERM)
         try:
-            self.process.wait(60)
+            self.process.wait(200)
         finally:
             for process in self.processes():
                 process.kill()

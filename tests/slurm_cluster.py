@@ -115,7 +115,7 @@ class SlurmCluster:
             self.start_controller()
             for name in self.nodes:
                 self.start_node(name)
-            wait_for(self._is_idle, timeout_s=60, what="idle nodes", poll_s=0.2)
+            wait_for(self._is_idle, what="idle nodes", poll_s=0.2)
         except BaseException:
             self.end()
             raise
@@ -143,7 +143,7 @@ class SlurmCluster:
     def wait_for_saved_state(self) -> None:
         """Wait until slurmctld has written what it knows now; it writes every few seconds."""
         state, now = self.folder / "state" / "job_state", time.time()
-        wait_for(lambda: state.exists() and state.stat().st_mtime > now, timeout_s=60, what="saved state")
+        wait_for(lambda: state.exists() and state.stat().st_mtime > now, what="saved state")
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node."""

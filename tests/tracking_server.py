@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.workspace import answers, free_loopback_port
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 400.0
 
 
 class TrackingServer:

@@ -10,7 +10,7 @@ from typing import Any
 def wait_for(
     condition: Callable[[], Any],
     *,
-    timeout_s: float = 20.0,
+    timeout_s: float = 120.0,
     what: str = "the condition",
     poll_s: float = 0.02,
 ) -> Any:

@@ -48,7 +48,7 @@ class Service:
     command: Sequence[str]
     is_ready: Callable[[], bool]
     log_path: Path
-    start_timeout_s: float = 90.0
+    start_timeout_s: float = 300.0
     """Generous: the first start writes the database tables."""
 
     stop_timeout_s: float = 10.0

@@ -148,7 +148,7 @@ def test_each_thread_of_a_command_computes_with_one_core_where_nobody_says_other
         env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"], **given},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert ended.stdout.split() == reported

@@ -33,6 +33,7 @@ SETTINGS = {
     "batch_size": 128,
     "epochs": 2,
     "device_types": ["cpu-c7i", "gpu-t4"],
+    "baseline": False,
 }
 
 

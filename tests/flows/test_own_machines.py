@@ -16,7 +16,7 @@ from infra.workspace import HOME_VARIABLE
 from tasks.clusters import bills_of_run
 from tasks.reports.bills import bill_text
 
-SETTINGS = {"provider": "here", "batch_size": 128, "scheduler": "exact"}
+SETTINGS = {"provider": "here", "batch_size": 128, "scheduler": "exact", "baseline": False}
 
 
 @pytest.fixture
@@ -30,28 +30,17 @@ def trained(clicks, **settings):
     return run_here("flows.train_ctr", TrainParameters(data=clicks, **SETTINGS, **settings))
 
 
-def test_a_night_here_trains_for_nothing_what_was_planned_and_says_its_price_on_rented_machines(
+def test_a_night_here_is_planned_for_nothing_where_the_inventory_has_no_price(
     workspace, clicks_of_runs, capsys
 ):
-    run_id = trained(clicks_of_runs)
+    run_id = trained(clicks_of_runs, plan_only=True)
 
-    said = capsys.readouterr().out
-    entries = Ledger(workspace.ledger_path).entries(run_id=run_id)
-    assert {(each.provider, each.device_type, each.state) for each in entries} == {
-        ("here", "cpu-here", EntryState.ENDED)
-    }
-    stages = json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]["stages"]
-    assert {stage["device_type"] for stage in stages} == {"cpu-here"}
-    assert sum(stage["num_replicas"] for stage in stages) <= num_cores()
-    [bill] = bills_of_run(workspace, "here", run_id)
-    assert (bill.total_usd, bill.is_dry_run) == (0.0, False)
-    assert "provider here, charged: 0" in bill_text(bill)
-    assert "dry run" not in said
-    assert "minutes and cost 0.00" in said
+    assert "cost 0.0000 USD/hour" in capsys.readouterr().out
+    assert Ledger(workspace.ledger_path).entries(run_id=run_id) == ()
 
 
-def test_a_night_here_is_billed_at_the_price_of_the_inventory_and_held_against_the_caps(
-    workspace, clicks_of_runs
+def test_a_night_here_trains_what_was_planned_at_the_price_of_the_inventory_and_is_held_against_the_caps(
+    workspace, clicks_of_runs, capsys
 ):
     [machine] = get_provider("here").found_machines(workspace)
     text = inventory_text([machine]).replace("price_usd_per_hour = 0.0", "price_usd_per_hour = 3600")
@@ -61,10 +50,21 @@ def test_a_night_here_is_billed_at_the_price_of_the_inventory_and_held_against_t
         trained(clicks_of_runs, max_usd_per_hour=100.0)
     run_id = trained(clicks_of_runs)
 
+    said = capsys.readouterr().out
+    assert "dry run" not in said
+    assert "minutes and cost 0.00" in said
     entries = Ledger(workspace.ledger_path).entries(run_id=run_id)
+    assert {(each.provider, each.device_type, each.state) for each in entries} == {
+        ("here", "cpu-here", EntryState.ENDED)
+    }
+    stages = json.loads((workspace.run_folder(run_id) / "job.json").read_text())["document"]["stages"]
+    assert {stage["device_type"] for stage in stages} == {"cpu-here"}
+    assert sum(stage["num_replicas"] for stage in stages) <= num_cores()
     [bill] = bills_of_run(workspace, "here", run_id)
-    # One USD a second, which its one or two stages share.
+    # One USD a second, which its stages share.
     assert sum(entry.price_usd_per_hour for entry in entries) == pytest.approx(3600)
     assert bill.total_usd == pytest.approx(
         fmean((entry.ended_at - entry.launched_at).total_seconds() for entry in entries)
     )
+    assert not bill.is_dry_run
+    assert f"provider here, charged: {bill.total_usd:.6f} USD" in bill_text(bill)

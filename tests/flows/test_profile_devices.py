@@ -41,7 +41,7 @@ def test_a_dry_run_rents_measures_ends_and_records(tmp_path, monkeypatch, caplog
     monkeypatch.setenv("HETERPS_HOME", str(home))
     write_click_stream(tmp_path / "clicks.tsv", num_rows=3_000, seed=0)
 
-    with prefect_test_harness(server_startup_timeout=60), caplog.at_level(logging.INFO):
+    with prefect_test_harness(server_startup_timeout=400), caplog.at_level(logging.INFO):
         profile_devices(
             data=str(tmp_path / "clicks.tsv"),
             provider="local",

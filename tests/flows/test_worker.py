@@ -114,7 +114,6 @@ def team_server(tmp_path):
     try:
         wait_for(
             lambda: server.process.poll() is not None or answers(f"{server.api_url}/health", timeout_s=1.0),
-            timeout_s=90,
             what="the server",
             poll_s=0.2,
         )
@@ -144,7 +143,7 @@ def test_a_run_ends_whose_work_pool_is_deleted_and_the_next_one_begins_once_all_
 ):
     team_server.prefect("deployment", "run", "sweep-orphans")
     worker = team_server.start("worker", "start", "--pool", "heterps", "--run-once")
-    wait_for(lambda: "RUNNING" in team_server.states(), timeout_s=120, what="the run")
+    wait_for(lambda: "RUNNING" in team_server.states(), what="the run")
     team_server.prefect("--no-prompt", "work-pool", "delete", "heterps")
     worker.wait(120)
     assert "COMPLETED" in team_server.states()

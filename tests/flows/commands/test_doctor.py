@@ -10,6 +10,7 @@ import pytest
 
 from flows.cli import main
 from flows.commands.doctor import add_arguments
+from infra.ledger import ledger_file
 from infra.ledger.ledger import Ledger
 from infra.providers import provider_of
 from infra.workspace import Workspace
@@ -115,7 +116,8 @@ def test_what_is_set_wrong_is_missing(doctor, monkeypatch, variable, value, what
     assert variable in checks(printed)[what]["found"]
 
 
-def test_a_locked_ledger_is_missing(doctor):
+def test_a_locked_ledger_is_missing(doctor, monkeypatch):
+    monkeypatch.setattr(ledger_file, "_LOCK_TIMEOUT_S", 0.2)
     workspace = Workspace.locate().create()
     Ledger(workspace.ledger_path)
     with closing(sqlite3.connect(workspace.ledger_path)) as holder:

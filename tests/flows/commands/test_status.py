@@ -181,7 +181,7 @@ def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace,
         waiting.start()
         wait_for(lambda: live_fleet.waiting_runs(workspace))
         text = status()[1].out
-    waiting.join(timeout=30)
+    waiting.join(timeout=300)
 
     assert "r2                          waits for r1, and has not begun" in text
     assert "waits for" not in status()[1].out

@@ -44,7 +44,7 @@ def supervisor():
     made.stop()
 
 
-def make_service(tmp_path, program, *, is_ready=lambda: True, start_timeout_s=10.0, stop_timeout_s=5.0):
+def make_service(tmp_path, program, *, is_ready=lambda: True, start_timeout_s=120.0, stop_timeout_s=5.0):
     return Service(
         name="thing",
         command=[sys.executable, "-c", program],
@@ -265,7 +265,7 @@ time.sleep(1 if starts.read_text() == "x" else 60)
 
     wait_for(lambda: supervisor.lines[-1:] == ["thing is up again"])
     supervisor.stop_requested.set()
-    watching.join(5)
+    watching.join(120)
 
     assert starts.read_text() == "xxx"
 
@@ -282,7 +282,7 @@ def test_what_dies_is_started_again(tmp_path, supervisor):
     # Before the thread ends: Linux counts the thread that started a process as its parent.
     [second] = set(own_children()) - before
     supervisor.stop_requested.set()
-    watching.join(5)
+    watching.join(120)
 
     assert second.pid != first.pid
 

@@ -76,7 +76,7 @@ class Held(Slow):
             # The end of this step is reported then: one of several within the interval.
             time.sleep(1.5 * REPORT_INTERVAL_S)
         if self.num_calls == (self.held_step - 1) * NUM_MICROBATCHES + 1:
-            wait_for(self.go_on_path().exists, timeout_s=60, what="the word to go on")
+            wait_for(self.go_on_path().exists, what="the word to go on")
         return super().forward(activation)
 
 
@@ -191,7 +191,7 @@ def running_nodes(
     finally:
         for process in processes:
             kill_machine(process)
-            process.wait(10)
+            process.wait(120)
 
 
 def nodes_of(flow_pid: int) -> list[psutil.Process]:

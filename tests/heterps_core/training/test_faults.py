@@ -11,8 +11,6 @@ import re
 import shutil
 import signal
 from collections import OrderedDict
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +29,6 @@ from heterps_core.training.node.failures import root_cause
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RunDirectory
-from heterps_core.training.training_run import TrainingRun
 from heterps_core.transport.rank_layout import SILENCE_LIMIT_S
 from tests.heterps_core.training.node_processes import (
     CHECKPOINT_INTERVAL_STEPS,
@@ -101,25 +98,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepare_clicks(tmp_path_factory.mktemp("clicks"))
 
 
-@pytest.fixture(scope="module")
-def frozen_run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    return RunDirectory(str(tmp_path_factory.mktemp("frozen")))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def frozen(dataset: Path, frozen_run: RunDirectory) -> Iterator[Future[TrainingRun]]:
-    """A run whose last stage stands still; for 15 s it is waited for, in which other tests run."""
-
-    def freeze_the_last_stage(progress: Progress, nodes: list[psutil.Process]) -> bool:
-        if progress.step < 13:
-            return False
-        worker_processes(nodes[1:])[0].send_signal(signal.SIGSTOP)
-        return True
-
-    with ThreadPoolExecutor(1) as beside:
-        yield beside.submit(train, frozen_run, make_job(dataset, (2, 1)), freeze_the_last_stage)
-
-
 def test_a_loss_that_is_no_number_ends_the_run_before_it_spoils_a_checkpoint(dataset, tmp_path):
     run = RunDirectory(str(tmp_path))
 
@@ -165,10 +143,18 @@ def test_nodes_that_were_given_different_jobs_do_not_train(dataset, tmp_path, mo
 
 
 @pytest.mark.weekly
-def test_a_worker_that_stands_still_is_named_and_replaced(frozen, frozen_run):
-    training_run = frozen.result()
+def test_a_worker_that_stands_still_is_named_and_replaced(dataset, tmp_path):
+    run = RunDirectory(str(tmp_path))
 
-    message = str(root_cause(frozen_run))
+    def freeze_the_last_stage(progress: Progress, nodes: list[psutil.Process]) -> bool:
+        if progress.step < 13:
+            return False
+        worker_processes(nodes[1:])[0].send_signal(signal.SIGSTOP)
+        return True
+
+    training_run = train(run, make_job(dataset, (2, 1)), freeze_the_last_stage)
+
+    message = str(root_cause(run))
     assert training_run.is_complete
     assert training_run.num_attempts == 2
     assert len(training_run.steps) == NUM_STEPS

@@ -174,7 +174,7 @@ def test_a_training_that_loses_one_machine_and_a_worker_of_the_others_trains_eac
 
             def on_progress(progress):
                 if progress.step >= step and not done.exists():
-                    wait_for(lambda: complete_checkpoints(run), timeout_s=30, what="a checkpoint")
+                    wait_for(lambda: complete_checkpoints(run), what="a checkpoint")
                     action()
                     done.touch()
 

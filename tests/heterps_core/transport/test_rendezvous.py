@@ -268,7 +268,7 @@ def answers(tmp_path_factory):
     members = [spawned.Process(target=take_part, args=(rank, *arguments)) for rank in (0, 1)]
     for member in members:
         member.start()
-    found = [reported.get(timeout=60) for _ in members for _ in ACTIONS]
+    found = [reported.get(timeout=300) for _ in members for _ in ACTIONS]
     for member in members:
         member.join(60)
         assert member.exitcode == 0

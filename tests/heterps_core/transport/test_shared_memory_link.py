@@ -130,7 +130,7 @@ def test_a_replica_that_ends_or_stands_still_is_named(signal_number, observed):
     for process in processes:
         process.start()
     try:
-        message, lost = results.get(timeout=60)
+        message, lost = results.get(timeout=300)
     finally:
         for process in processes:
             process.kill()

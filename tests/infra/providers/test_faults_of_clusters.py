@@ -121,8 +121,8 @@ def forgotten_by_the_controller(faults, number, draw):
     timer.start()
     faults.launch(number, {"features": "epyc"}, {"features": "xeon"})
     timer.join()
-    wait_for(lambda: answers(faults.provider), timeout_s=60, what="the controller")
-    wait_for(lambda: not faults.provider.list_instances(), timeout_s=120, what="the end of the job")
+    wait_for(lambda: answers(faults.provider), what="the controller")
+    wait_for(lambda: not faults.provider.list_instances(), what="the end of the job")
 
 
 def answers(provider):

@@ -4,7 +4,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from infra.providers.local import LEASE_SUFFIX, LocalProvider
 from infra.providers.local_processes import STATE_VARIABLE, ProcessIdentity
 from tests.infra.builders import SLEEP, bootstrap, plan
 from tests.paths import PROJECT
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -76,24 +76,17 @@ def leaders_of_two_nodes(provider) -> set[int]:
         found.update(pid for pid, leader in tagged_sessions(provider).items() if pid == leader)
         return len(found) == 2
 
-    wait_until(are_both_seen)
+    wait_for(are_both_seen)
     return found
-
-
-def wait_until(condition, timeout_s=10.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, tmp_path):
     program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
     reported = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
     cluster = launch(provider, ledger, reported)
-    provider.wait_until_ready(cluster, timeout_s=20.0)
+    provider.wait_until_ready(cluster, timeout_s=120.0)
     console = tmp_path / "run" / "nodes" / "stage1-node0" / "console.log"
-    wait_until(lambda: console.read_text().endswith("}\n"))
+    wait_for(lambda: console.read_text().endswith("}\n"))
 
     variables = json.loads(console.read_text())
 
@@ -122,7 +115,7 @@ def test_ends_children_that_left_the_session_and_children_that_dropped_the_tag(p
     )
     launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)))
     files = [tmp_path / "run" / "nodes" / f"stage{i}-node0" / "pids" for i in (0, 1)]
-    wait_until(lambda: all(file.exists() for file in files))
+    wait_for(lambda: all(file.exists() for file in files))
     identities = [ProcessIdentity.of(int(pid)) for file in files for pid in file.read_text().split()]
     assert all(identity.is_alive() for identity in identities)
 
@@ -168,7 +161,7 @@ def owner(tmp_path, provider):
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)], cwd=PROJECT, start_new_session=True
     )
-    wait_until(lambda: (tmp_path / "up").exists() or process.poll() is not None, timeout_s=30.0)
+    wait_for(lambda: (tmp_path / "up").exists() or process.poll() is not None)
     yield process
     process.kill()
     process.wait()
@@ -180,7 +173,7 @@ def test_after_a_sigkill_of_the_owner_one_sweep_leaves_no_process(owner, provide
 
     os.killpg(owner.pid, signal.SIGKILL)
     owner.wait()
-    wait_until(lambda: leaders <= set(tagged_pids(provider)))  # the nodes outlive their owner
+    wait_for(lambda: leaders <= set(tagged_pids(provider)))  # the nodes outlive their owner
     swept = sweep(provider, now=datetime.now(UTC), ledger=ledger)
 
     assert [(m.run_id, m.node_id, m.reason) for m in swept] == [
@@ -239,7 +232,7 @@ def test_a_node_that_dies_at_once_is_reported_with_its_console(provider, ledger,
     cluster = launch(provider, ledger, broken)
 
     with pytest.raises(ProvisioningError, match=r"(?s)ended before it was up.*must be Python 3\.11"):
-        provider.wait_until_ready(cluster, timeout_s=20.0)
+        provider.wait_until_ready(cluster, timeout_s=120.0)
 
 
 def test_a_node_that_does_not_come_up_in_time_is_reported(provider, ledger, tmp_path):
@@ -272,7 +265,7 @@ def test_a_launch_that_fails_half_way_leaves_nothing_and_says_what_it_cost(provi
 def test_a_node_ends_itself_when_its_lifetime_is_over(provider, ledger, tmp_path):
     launch(provider, ledger, bootstrap(tmp_path / "run", SLEEP, lifetime_s=1))
 
-    wait_until(lambda: tagged_pids(provider) == [])
+    wait_for(lambda: tagged_pids(provider) == [])
 
     assert len(provider.list_instances()) == 2  # as on a cloud, until someone ends it
 
@@ -284,7 +277,7 @@ def test_without_arguments_the_bootstrap_script_becomes_the_training_node(provid
     launch(provider, ledger, bootstrap(tmp_path / "run", (), python=str(echo)))
     console = tmp_path / "run" / "nodes" / "stage0-node0" / "console.log"
 
-    wait_until(lambda: "called with: -m heterps_core.training.node\n" in console.read_text())
+    wait_for(lambda: "called with: -m heterps_core.training.node\n" in console.read_text())
 
 
 def test_refuses_a_run_directory_that_is_not_on_this_machine(provider, ledger):
@@ -299,5 +292,5 @@ def test_the_tag_of_another_state_directory_is_left_alone(provider, ledger, tmp_
 
     assert other.list_instances() == ()
     assert other.terminate("r1") == ()
-    wait_until(lambda: leaders <= set(tagged_pids(provider)))
+    wait_for(lambda: leaders <= set(tagged_pids(provider)))
     assert len(provider.list_instances()) == 2

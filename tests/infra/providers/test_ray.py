@@ -18,8 +18,9 @@ from infra.providers.base import InsufficientCapacityError
 from infra.providers.ray.node_actor import node_class
 from infra.providers.ray.provider import RayProvider
 from infra.workspace import Workspace, free_loopback_port
+from tests.heterps_core.training.node_processes import prepare_clicks
 from tests.infra.builders import bootstrap
-from tests.infra.cluster_homes import launch, listed
+from tests.infra.cluster_homes import Home, launch, listed
 from tests.paths import PROJECT
 from tests.ray_cluster import CORES_EACH, NODES, ray_cluster
 from tests.waiting import wait_for
@@ -183,9 +184,7 @@ def test_another_process_finds_and_ends_the_machines(flow, machines, provider, t
 def test_a_killed_flow_leaves_neither_actor_nor_process(flow, machines, provider, tmp_path):
     flow.kill()
 
-    wait_for(
-        lambda: not node_processes(machines, tmp_path / "run"), timeout_s=60, what="the end of the nodes"
-    )
+    wait_for(lambda: not node_processes(machines, tmp_path / "run"), what="the end of the nodes")
     assert provider.list_instances() == ()
 
 
@@ -212,8 +211,8 @@ def test_a_launching_process_that_is_killed_at_any_moment_leaves_nothing(
         launching.kill()
         launching.wait()
         killed_s = time.monotonic()
-        wait_for(lambda: not node_processes(machines, tmp_path / "run"), timeout_s=60, what=f"end {number}")
-        wait_for(lambda: not provider.list_instances(), timeout_s=60, what=f"the end of launch {number}")
+        wait_for(lambda: not node_processes(machines, tmp_path / "run"), what=f"end {number}")
+        wait_for(lambda: not provider.list_instances(), what=f"the end of launch {number}")
         longest_s = max(longest_s, time.monotonic() - killed_s)
 
     print(f"nothing was left {longest_s:.1f} s after a kill at the latest")
@@ -236,7 +235,7 @@ def test_a_machine_that_is_drained_gives_its_node_notice(machines, provider, wor
 
     machines.drain("drained")
 
-    wait_for((tmp_path / "run" / "notice").exists, timeout_s=60, what="the notice")
+    wait_for((tmp_path / "run" / "notice").exists, what="the notice")
     assert len(provider.list_instances("r1")) == 1
 
 
@@ -310,7 +309,7 @@ def test_a_lost_machine_is_no_machine_any_more(machines, provider, workspace, le
 
     machines.raylets("spare")[0].kill()
 
-    wait_for(lambda: len(provider.list_instances("r1")) == 1, timeout_s=90, what="the loss", poll_s=0.5)
+    wait_for(lambda: len(provider.list_instances("r1")) == 1, what="the loss", poll_s=0.5)
     assert provider.list_instances("r1")[0].node_id == "stage1-node0"
 
 
@@ -318,3 +317,12 @@ def test_every_check_of_a_cluster_is_well(provider):
     assert {check.what: check.state for check in provider.checks()} == dict.fromkeys(
         ("Ray cluster", "Ray machines", "run directory"), "ok"
     )
+
+
+def test_three_kinds_train_as_in_one_process(machines, tmp_path):
+    (tmp_path / "clicks").mkdir()
+    ray = Home(RayProvider, tmp_path, prepare_clicks(tmp_path / "clicks"))
+
+    ray.check_trained(ray.train())
+
+    assert ray.provider.list_instances() == ()

@@ -20,8 +20,9 @@ from infra.machines.sweeper import sweep
 from infra.providers.base import InsufficientCapacityError
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
+from tests.heterps_core.training.node_processes import prepare_clicks
 from tests.infra.builders import bootstrap, offer, plan
-from tests.infra.cluster_homes import launch, listed
+from tests.infra.cluster_homes import Home, launch, listed
 from tests.paths import PROJECT
 from tests.slurm_cluster import CORES_EACH, slurm_cluster
 from tests.waiting import wait_for
@@ -42,7 +43,7 @@ def commands(cluster, monkeypatch):
     yield cluster
     for job in cluster.queue():
         cluster.asked("scancel", "--quiet", job.partition("+")[0])
-    wait_for(lambda: not cluster.queue(), timeout_s=60, what="an empty queue", poll_s=0.2)
+    wait_for(lambda: not cluster.queue(), what="an empty queue", poll_s=0.2)
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ def test_the_end_of_the_first_component_ends_all(commands, workspace, ledger, tm
 
     provider.terminate_instances([min(provider.list_instances("r1"), key=lambda each: each.node_id)])
 
-    wait_for(lambda: provider.list_instances("r1") == (), timeout_s=30)
+    wait_for(lambda: provider.list_instances("r1") == ())
 
 
 def test_nodes_end_themselves_where_nobody_renews_their_lease(commands, workspace, ledger, tmp_path):
@@ -146,7 +147,7 @@ def test_nodes_end_themselves_where_nobody_renews_their_lease(commands, workspac
     provider.lease_s = 2.0
     launch(provider, ledger, bootstrap(tmp_path / "run"))
 
-    wait_for(lambda: not commands.queue(), timeout_s=60, what="the end of the job", poll_s=0.2)
+    wait_for(lambda: not commands.queue(), what="the end of the job", poll_s=0.2)
 
 
 LAUNCHER = """
@@ -156,6 +157,7 @@ from pathlib import Path
 from infra.ledger.ledger import Ledger
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
+from tests.heterps_core.training.node_processes import prepare_clicks
 from tests.infra.builders import bootstrap, plan
 folder = Path(sys.argv[1])
 SlurmProvider.lease_s = 2.0
@@ -192,7 +194,7 @@ def test_a_launching_process_that_is_killed_at_any_moment_leaves_no_job(
             launching.wait(moments.uniform(0.0, LAST_KILL_S))
         launching.kill()
         launching.communicate()
-        wait_for(lambda: not commands.queue(), timeout_s=60, what=f"the end of launch {number}", poll_s=0.2)
+        wait_for(lambda: not commands.queue(), what=f"the end of launch {number}", poll_s=0.2)
 
     sweep(provider, now=datetime.now(UTC) + timedelta(minutes=5), ledger=ledger)
     assert {entry.state for entry in ledger.entries()} <= {EntryState.FAILED, EntryState.ENDED}
@@ -243,7 +245,7 @@ def test_a_job_that_another_user_cancels_is_known_with_its_end(commands, workspa
     cluster = launch(provider, ledger, bootstrap(tmp_path / "run"))
     job = cluster.nodes[0].provider_instance_id.rpartition("/")[2].partition("+")[0]
     commands.asked("scancel", job)
-    wait_for(lambda: not provider.list_instances("r1"), timeout_s=30)
+    wait_for(lambda: not provider.list_instances("r1"))
 
     known = [each for each in provider.remembered_instances([]) if each.run_id == "r1"]
 
@@ -271,7 +273,7 @@ def test_a_controller_that_is_away_makes_machines_unknown_and_not_gone(commands,
     finally:
         commands.start_controller()
 
-    wait_for(lambda: answers(provider), timeout_s=60, what="the controller")
+    wait_for(lambda: answers(provider), what="the controller")
     assert provider.list_instances("r1") == before
     assert {entry.state for entry in ledger.entries()} == {EntryState.LAUNCHED}
 
@@ -294,9 +296,7 @@ def test_nodes_outlive_the_daemon_of_their_machine(commands, workspace, ledger, 
 
     assert len(provider.list_instances("r1")) == 2
     commands.start_node(host)
-    wait_for(
-        lambda: host in commands.asked("sinfo", "-h", "-N", "-t", "mix", "-o", "%N").split(), timeout_s=60
-    )
+    wait_for(lambda: host in commands.asked("sinfo", "-h", "-N", "-t", "mix", "-o", "%N").split())
     assert len(provider.list_instances("r1")) == 2
 
 
@@ -331,7 +331,7 @@ def test_a_notice_reaches_the_training_process_and_ends_nothing_else(commands, w
     )
     provider = SlurmProvider(workspace)
     launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", program)), planned=plan(offer()))
-    wait_for((tmp_path / "run" / "ready").exists, timeout_s=30)
+    wait_for((tmp_path / "run" / "ready").exists)
 
     commands.asked("scancel", "--signal=USR1", *commands.queue())
 
@@ -424,3 +424,12 @@ def test_a_machine_that_knows_no_cluster_is_not_set_up(commands, workspace, monk
     assert not SlurmProvider.is_set_up()
     with pytest.raises(ProvisioningError, match="login node of the cluster"):
         SlurmProvider(workspace).list_instances()
+
+
+def test_three_kinds_train_as_in_one_process(commands, tmp_path):
+    (tmp_path / "clicks").mkdir()
+    slurm = Home(SlurmProvider, tmp_path, prepare_clicks(tmp_path / "clicks"))
+
+    slurm.check_trained(slurm.train())
+
+    assert commands.queue() == []

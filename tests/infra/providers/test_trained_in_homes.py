@@ -1,7 +1,6 @@
-"""One plan of three stages on three kinds of machines, trained whole by each home with the same result."""
+"""Trainings on three kinds of machines of Slurm whose daemons are killed."""
 
 import random
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,34 +9,16 @@ import numpy as np
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
-from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
-from heterps_core.training.outcome import MachinesLost
-from heterps_core.training.storage.run_directory import STEPS, RunDirectory
-from infra.billing.caps import Caps
-from infra.bootstrap.node_start import Bootstrap, publish_node_wheel
-from infra.inventory import MachineKind, inventory_path, inventory_text
-from infra.ledger.ledger import EntryState, Ledger
-from infra.machines.lifecycle import running_cluster
-from infra.providers.here import HereProvider
-from infra.providers.ray.provider import RayProvider
+from heterps_core.training.monitor import submit_job
+from heterps_core.training.storage.run_directory import STEPS
+from infra.ledger.ledger import EntryState
 from infra.providers.slurm.provider import SlurmProvider
-from infra.workspace import Workspace
-from tests.heterps_core.training.node_processes import NUM_STEPS, TINY, make_job, prepare_clicks, trained
+from tests.heterps_core.training.node_processes import NUM_STEPS, prepare_clicks
 from tests.heterps_core.training.test_rows_after_losses import FOLDER_VARIABLE, in_order, noted_steps
-from tests.ray_cluster import ray_cluster
+from tests.infra.cluster_homes import Home
 from tests.slurm_cluster import slurm_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(600)]
-
-KINDS = ("epyc", "xeon", "arm")
-RUN_ID = "r1"
-SELECTORS = {
-    "here": lambda name: {},
-    "ray": lambda name: {"resource": name},
-    "slurm": lambda name: {"features": name},
-}
+pytestmark = [pytest.mark.weekly, pytest.mark.root, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -52,126 +33,12 @@ def cluster():
 
 
 @pytest.fixture
-def ray_machines():
-    with ray_cluster() as started, started.entered():
-        yield started
-
-
-@pytest.fixture
 def commands(cluster, monkeypatch):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     return cluster
 
 
-def kinds_of(home):
-    return [
-        MachineKind(
-            kind=f"{name}-2",
-            home=home,
-            count=1,
-            cores=2,
-            memory_gb=4.0,
-            price_usd_per_hour=0.1,
-            selector=SELECTORS[home](name),
-        )
-        for name in KINDS
-    ]
-
-
-class Home:
-    """A home with an inventory of three kinds, and a run on one machine of each."""
-
-    def __init__(self, provider_type, folder, dataset):
-        self.workspace = Workspace(root=folder / "home").create()
-        kinds = kinds_of(provider_type.name)
-        inventory_path(self.workspace).write_text(inventory_text(kinds))
-        self.provider = provider_type.for_workspace(self.workspace, region="")
-        self.ledger = Ledger(self.workspace.ledger_path)
-        self.run = RunDirectory(str(self.workspace.run_folder(RUN_ID)), secret=b"the key of this run")
-        self.plan = ProvisioningPlan(
-            replicas=(1, 1, 1),
-            groups=tuple(
-                InstanceGroup(
-                    stage=stage,
-                    device_type=next(kind.device_types()).name,
-                    offer=next(kind.offers()),
-                    count=1,
-                    units_per_instance=2,
-                )
-                for stage, kind in enumerate(kinds)
-            ),
-            planned_price_usd_per_hour=0.3,
-        )
-        stages = tuple(Stage(i, i, group.device_type, 1) for i, group in enumerate(self.plan.groups))
-        self.job = replace(make_job(dataset, (1, 1), model=TINY), stages=stages)
-        submit_job(self.run, self.job)
-
-    def running(self):
-        return running_cluster(
-            self.provider,
-            self.plan,
-            run_id=RUN_ID,
-            bootstrap=Bootstrap(
-                run_location=self.run.location,
-                python=sys.executable,
-                run_key=self.run.secret,
-                wheel=publish_node_wheel(self.run, self.job.model),
-                lifetime_s=3600,
-            ),
-            ledger=self.ledger,
-            caps=Caps(),
-            predicted_cost_usd=1.0,
-        )
-
-    def train(self, disturb=lambda progress: None):
-        """Train to the end, with new workers once where some fail."""
-        with self.running() as launched:
-            publish_cluster(self.run, launched)
-            outcome = follow_training(self.run, launched, on_progress=disturb)
-            if isinstance(outcome, MachinesLost) and not outcome.node_ids:
-                launched = launched.next_generation()
-                publish_cluster(self.run, launched)
-                outcome = follow_training(self.run, launched, on_progress=disturb)
-            return trained(outcome)
-
-
-def losses(training):
-    return [step.loss for step in training.steps]
-
-
-def test_three_kinds_train_on_slurm_as_here(commands, dataset, tmp_path):
-    here = Home(HereProvider, tmp_path / "here", dataset).train()
-    slurm = Home(SlurmProvider, tmp_path / "slurm", dataset)
-
-    there = slurm.train()
-
-    assert len(there.steps) == NUM_STEPS
-    assert losses(there) == pytest.approx(losses(here), abs=1e-6)
-    assert there.quality.auc == pytest.approx(here.quality.auc, abs=1e-6)
-    assert there.quality.log_loss == pytest.approx(here.quality.log_loss, abs=1e-6)
-    assert commands.queue() == []
-    assert {entry.state for entry in slurm.ledger.entries()} == {EntryState.ENDED}
-    assert [entry.price_usd_per_hour for entry in slurm.ledger.entries()] == [0.1] * 3
-
-
-def test_three_kinds_train_on_ray_as_here(ray_machines, dataset, tmp_path, monkeypatch):
-    here = Home(HereProvider, tmp_path / "here", dataset).train()
-    for name, value in ray_machines.environment.items():
-        monkeypatch.setenv(name, value)
-    ray = Home(RayProvider, tmp_path / "ray", dataset)
-
-    there = ray.train()
-
-    assert len(there.steps) == NUM_STEPS
-    assert losses(there) == pytest.approx(losses(here), abs=1e-6)
-    assert there.quality.auc == pytest.approx(here.quality.auc, abs=1e-6)
-    assert there.quality.log_loss == pytest.approx(here.quality.log_loss, abs=1e-6)
-    assert ray.provider.list_instances() == ()
-    assert {entry.state for entry in ray.ledger.entries()} == {EntryState.ENDED}
-
-
-@pytest.mark.weekly
 def test_a_controller_that_is_away_does_not_stop_a_training(commands, dataset, tmp_path):
     is_away = []
 
@@ -252,7 +119,6 @@ def notes(tmp_path, monkeypatch):
     return tmp_path / "notes"
 
 
-@pytest.mark.weekly
 @pytest.mark.timeout(3000)
 def test_each_row_is_trained_once_where_twenty_daemons_of_slurm_are_killed(
     commands, dataset, tmp_path, notes

@@ -225,9 +225,7 @@ def answer_as_nodes(run, *, failing=()):
     """Write in the bucket what nodes write there, once they know who they are."""
 
     def act():
-        document = wait_for(
-            lambda: read_unverified_json(run, CLUSTER), timeout_s=60, what="the cluster", poll_s=0.05
-        )
+        document = wait_for(lambda: read_unverified_json(run, CLUSTER), what="the cluster", poll_s=0.05)
         assert ProfileRequest.from_json(read_unverified_json(run, PROFILE_JOB)).dataset is None
         for node in Cluster.from_json(document).nodes:
             run.write_json(node_key(node.node_id, HEARTBEAT), {})

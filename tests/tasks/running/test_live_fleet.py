@@ -173,7 +173,7 @@ def test_a_run_that_may_wait_says_for_whom_and_begins_once_the_other_is_gone(wor
             _WaitingRun(run_id="run-2", flow_run_id="second", waits_for="run-1")
         ]
         assert not entered.wait(0.3)
-    waiting.join(timeout=30)
+    waiting.join(timeout=300)
     assert waiting_runs(workspace) == []
 
     assert entered.is_set()

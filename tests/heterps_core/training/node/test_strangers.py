@@ -96,7 +96,7 @@ def test_a_stranger_who_joins_as_rank_1_is_refused_and_the_workers_train(user, t
         stranger = spawned.Process(target=join_as_rank_1, args=(user, port, str(harm), said), daemon=True)
         stranger.start()
         try:
-            wait_for(refused, timeout_s=60, what="the stranger's refusal")
+            wait_for(refused, what="the stranger's refusal")
             go_on.touch()
             training = trained(follow_training(run, cluster, on_progress=lambda progress: None))
         finally:
@@ -131,7 +131,7 @@ def test_a_node_does_not_use_a_file_that_was_written_without_the_key(key, status
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
     said = ended.stderr if where == "stderr" else run.require_json(exit_key("stage0"))["log_tail"]

@@ -35,7 +35,7 @@ def test_of_a_worker_only_the_main_thread_takes_several_cores_for_a_compiled_loo
         env={"OMP_NUM_THREADS": "2", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 
@@ -70,7 +70,7 @@ def test_a_worker_opens_more_files_than_the_soft_limit_of_its_node(tmp_path: Pat
         env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 
@@ -100,7 +100,7 @@ def test_workers_are_forked_where_the_temporary_folder_has_a_long_name(tmp_path:
         env={"TMPDIR": str(folder), "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 

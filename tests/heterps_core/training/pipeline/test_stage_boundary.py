@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from heterps_core.training.pipeline.shared_memory_boundary import SharedMemoryBoundary, SharedNeighbour
 from heterps_core.training.pipeline.stage_boundary import StageBoundary
@@ -100,14 +101,16 @@ def test_two_workers_may_send_more_than_connections_take_before_either_reads():
 def wait_for_a_neighbour_that_sends_nothing(rank: int, shares_memory: bool) -> tuple[str, bool, float]:
     boundary = new_boundary(PAIR, rank=rank, shares_memory=shares_memory, silence_limit_s=0.5)
     if rank == 1:
-        time.sleep(1.5)
+        dist.barrier()  # it is there until the other has seen its silence
         return "", False, 0.0
     receiving = boundary.receive(4)
     was_there = receiving.is_there()
     started_s = time.monotonic()
     with pytest.raises(LostWorkerError) as caught:
         receiving.wait()
-    return str(caught.value), was_there, time.monotonic() - started_s
+    waited_s = time.monotonic() - started_s
+    dist.barrier()
+    return str(caught.value), was_there, waited_s
 
 
 @each_kind
@@ -125,11 +128,12 @@ def test_a_silent_neighbour_is_named_at_the_limit(shares_memory):
 def send_to_a_neighbour_that_reads_nothing(rank: int) -> str:
     boundary = new_boundary(PAIR, rank=rank, shares_memory=False, silence_limit_s=0.5)
     if rank == 1:
-        time.sleep(1.5)
+        dist.barrier()
         return ""
     boundary.send(torch.zeros(MORE_ROWS_THAN_A_CONNECTION_TAKES, WIDTH), MORE_ROWS_THAN_A_CONNECTION_TAKES)
     with pytest.raises(LostWorkerError) as caught:
         boundary.end_step(is_drained=True)
+    dist.barrier()
     return str(caught.value)
 
 
