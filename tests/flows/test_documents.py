@@ -23,7 +23,10 @@ ALL_COMMANDS = list(commands())
 BLOCKS = dict(python_blocks())
 
 RUN_AS = {
-    ("heterps", "train"): "heterps train --data clicks --scheduler exact --budget-evaluations 64",
+    (
+        "heterps",
+        "train",
+    ): "heterps train --data clicks --scheduler exact --budget-evaluations 64 --no-baseline",
     ("heterps", "status", "--watch"): "heterps status",
     ("heterps", "logs", "-f"): "heterps logs",
 }

@@ -125,7 +125,7 @@ def test_the_next_night_goes_on_from_it_and_its_model_is_held_against_the_baseli
 def test_the_cap_of_a_month_counts_the_nights_before_and_other_gates_than_the_default_decide(
     workspace, days, champions_night
 ):
-    night = {"data": days, "day": "2026-11-05", **SETTINGS}
+    night = {"data": days, "day": "2026-11-05", "baseline": False, **SETTINGS}
     planned = record_of(workspace, train_ctr(**night, plan_only=True)).metrics["cost/cloud_usd"]
     entries = Ledger(workspace.ledger_path).entries()
     if {entry.launched_at.month for entry in entries} != {datetime.now(UTC).month}:

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from heterps_core.profiling import measuring_process
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import measure_replica_path
 from heterps_core.profiling.replica_path import PathSample, ReplicaPath, fitted_path
+from tests.heterps_core.profiling import few_replicas
 from tests.heterps_core.profiling.builders import make_profile
 
 
@@ -71,6 +73,15 @@ def test_a_profile_of_an_earlier_version_takes_a_message_to_each_peer_for_one_be
 
 
 @pytest.mark.slow
+def test_an_exchange_of_rows_among_few_replicas_takes_time():
+    program = few_replicas.__name__
+    path = ReplicaPath.from_json(measuring_process._measured(program, None, what="a law", way_out="none"))
+
+    assert min(terms(path)) >= 0
+    assert sum(terms(path)) > 0
+
+
+@pytest.mark.weekly
 def test_this_machine_takes_time_for_an_exchange_of_rows():
     path = measure_replica_path()
 

@@ -22,7 +22,8 @@ from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.errors import ConfigurationError, HeterpsError
 from heterps_core.machine import software_versions, this_machine
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.profiling import measuring_process
+from heterps_core.profiling import measuring_process, profile_cache
+from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measurement import layer_profiler
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measurement.profiling_input import (
@@ -80,13 +81,16 @@ def command_result(tmp_path_factory, request_for_dataset):
     num_threads = torch.get_num_threads()
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "ProfileRequest", lambda **asked: request_for_dataset)
+        # Measured in test_replica_path.py.
+        law = keep_replica_path(output.parent)
+        patch.setattr(profile_cache, "measure_replica_path", lambda: law)
         command.run(options)
     return printed.getvalue(), json.loads(output.read_text()), num_threads
 
 
 @pytest.fixture(scope="module")
-def measured(request_for_dataset):
-    return measure_in_fresh_process(request_for_dataset)[0]
+def measured(command_result):
+    return LayerProfile.from_json(command_result[1]["profiles"]["local-cpu"])
 
 
 def test_every_layer_of_the_chain_is_timed_in_order(measured, request_for_dataset):
@@ -113,7 +117,7 @@ def test_the_layers_together_are_compared_with_a_whole_step(monkeypatch):
     monkeypatch.setattr(layer_profiler, "clock_of", lambda device: lambda: next(readings) / 1_000)
     num_threads = torch.get_num_threads()
     try:
-        (profile,) = layer_profiler.measure([SMALL])
+        (profile,) = layer_profiler.measure([replace(SMALL, budget_s=0.1)])
     finally:
         torch.set_num_threads(num_threads)
 
