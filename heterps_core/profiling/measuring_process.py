@@ -26,7 +26,7 @@ from heterps_core.training.node.host_memory import MemoryWatch
 
 REQUEST_NAME, RESULT_NAME = "request.json", "result.json"
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 1200.0
 
 _SHOWN_LINES = 5
 
