@@ -37,6 +37,7 @@ REMOVED = {
     "nights": "profile-devices measures each device type that has no measurement of the last 30 days",
     "region": "regions names where machines may be rented, such as regions=['eu-west-1']",
     "redo_log": "checkpoints, as often as the market's losses make worth it, are what a run goes on from",
+    "leave_out_costs": "every plan is charged what its run costs; `heterps plan` shows each term as a line",
     "robust": "each time has its spread in the plan's explanation, and profile-devices measures device types",
 }
 """Parameters of earlier versions, and what stands in their place."""

@@ -15,7 +15,6 @@ from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.device_types import matching
 from heterps_core.hardware import Market
 from heterps_core.models import sized_model
-from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.training import job
 from infra.billing.caps import Caps
@@ -261,9 +260,6 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
         [str(Market.ON_DEMAND)], min_length=1
     )
     """How machines may be bought: on-demand, spot, or both; one machine is always on-demand."""
-
-    leave_out_costs: list[Annotated[str, OneOf("cost term", COST_TERMS)]] = Field([])
-    """Costs that plans are not charged for: startup, search, storage, transfer, spot-risk."""
 
     target_auc: Annotated[float, Field(gt=0.5, lt=1)] | None = None
     """AUC that the plan shall reach at least cost: short trainings on a twentieth of the rows say how many samples it

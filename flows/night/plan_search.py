@@ -88,7 +88,6 @@ class PlanSearch:
             throughput_floor_samples_per_s=floor_with(self.deadline, asked.throughput_floor_samples_per_s),
             extra_costs=job_extra_costs(
                 self.profiled.planned_graph,
-                leave_out=asked.leave_out_costs,
                 profiling_usd=self.profiled.profiling_usd(self.run.run_id),
                 is_rented=not get_provider(asked.provider).has_inventory,
                 rates=self.rates,

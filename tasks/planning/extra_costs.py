@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from heterps_core.models.model_graph import ModelGraph
@@ -80,18 +79,14 @@ NO_CROSSING = Crossing()
 def job_extra_costs(
     graph: ModelGraph,
     *,
-    leave_out: Sequence[str] = (),
     profiling_usd: float = 0.0,
     is_rented: bool = True,
     rates: Rates = RATES,
     crossing: Crossing = NO_CROSSING,
 ) -> ExtraCosts:
-    """Return the extra costs of a job of this model, without the terms that are left out.
+    """Return the extra costs of a job of this model.
 
     Spot risk is charged where device types are on spot; on-demand machines have none. Storage of rented ones is.
-
-    Raises:
-        UnknownNameError: A term to leave out is not known.
     """
     checkpoint_bytes = sum(layer.state_bytes for layer in graph.layers)
     stored_gb = KEPT_WHOLE_CHECKPOINTS * checkpoint_bytes / BYTES_PER_GB
@@ -106,7 +101,7 @@ def job_extra_costs(
         crossing_usd=crossing.usd,
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
-    ).without(leave_out)
+    )
 
 
 def pause_share(evaluated_share: float) -> float:

@@ -188,7 +188,6 @@ TRAINING = [
     ({"max_usd_per_month": NAN}, "max_usd_per_month must be a number of USD, above 0"),
     ({"max_usd_per_month": float("inf")}, "max_usd_per_month must be a number of USD, above 0"),
     ({"plan_only": True, "resume_run_id": "20261101-0430-00000000"}, "resume_run_id must be left out"),
-    ({"leave_out_costs": ["electricity"]}, "not a known cost term"),
     ({"budget_evaluations": 0}, "budget_evaluations must be a whole number, at least 1"),
     ({"max_wait_minutes": -1}, "max_wait_minutes must be a number of minutes, at least 0"),
     ({"max_restarts_per_hour": -1}, "max_restarts_per_hour must be a whole number, at least 0"),

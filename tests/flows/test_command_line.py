@@ -82,7 +82,6 @@ def test_an_option_of_an_earlier_version_is_answered_by_its_successor(capsys):
         ({"scheduler": "exakt"}, UnknownNameError, "Did you mean 'exact'"),
         ({"provider": "gcp"}, UnknownNameError, "aws, here, local"),
         ({"device_types": ["cpu-c7i", "tpu"]}, UnknownNameError, "heterps catalogue shows all"),
-        ({"leave_out_costs": ["electricity"]}, UnknownNameError, "spot-risk"),
         ({"markets": ["auction"]}, UnknownNameError, "on-demand, spot"),
         ({"markets": []}, ConfigurationError, "at least 1"),
         ({"data": "no-such-file.tsv"}, DataError, "no-such-file.tsv"),

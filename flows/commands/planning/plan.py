@@ -12,13 +12,11 @@ exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 w
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
-from heterps_core.planning.problem.extra_costs import COST_TERMS
 from heterps_core.planning.search.optimum import MAX_SECONDS
 from heterps_core.planning.search.schedulers import SCHEDULERS, get_scheduler
 from heterps_core.text_table import Table, labelled_lines
@@ -65,14 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="processor time of the proof, which then ends with a gap (default: %(default)g)",
     )
     parser.add_argument(
-        "--leave-out-costs",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="TERM",
-        help=f"plan without these costs, of: {', '.join(COST_TERMS)}",
-    )
-    parser.add_argument(
         "--explain",
         choices=EXPLAIN_CHOICES,
         help="how much to say about the plan (default: full, or short where full would take many seconds)",
@@ -92,7 +82,6 @@ def run(options: argparse.Namespace) -> None:
     if not options.seconds > 0:
         raise ConfigurationError(f"--seconds must be above 0, got {options.seconds:g}")
     problem = SchedulingProblem.load(options.problem)
-    problem = replace(problem, extra_costs=problem.extra_costs.without(options.leave_out_costs))
     budget = options.budget_evaluations
     result = scheduler.search(
         problem,

@@ -6,25 +6,14 @@ which saves on compute and pays for it at start-up, on the network or in lost wo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
-from heterps_core.errors import UnknownNameError
 from heterps_core.field_rules import NotNegative, Text, count
 from heterps_core.hardware import MAX_RESERVED, MAX_UNITS_PER_INSTANCE
 from heterps_core.json_codec import JsonDocument, JsonForm, check_fields
 
 MAX_INSTANCE_SIZES = 64
-
-COST_TERMS = {
-    "startup": ("startup_seconds", "teardown_seconds"),
-    "search": ("search_and_profiling_usd",),
-    "storage": ("storage_usd_per_hour",),
-    "transfer": ("crossing_usd",),
-    "spot-risk": ("checkpoint_seconds", "restart_seconds"),
-}
-"""Term -> the fields that switch it on; the names that users leave out by."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,17 +80,6 @@ class ExtraCosts(JsonDocument):
     def fixed_usd(self) -> float:
         """The part of the cost that no plan changes."""
         return self.search_and_profiling_usd + self.crossing_usd
-
-    def without(self, terms: Sequence[str]) -> ExtraCosts:
-        """Return the costs with the named terms of `COST_TERMS` left out.
-
-        Raises:
-            UnknownNameError: There is no such term.
-        """
-        for term in terms:
-            if term not in COST_TERMS:
-                raise UnknownNameError("cost term", term, COST_TERMS)
-        return replace(self, **{name: 0.0 for term in terms for name in COST_TERMS[term]})
 
 
 NO_EXTRA_COSTS = ExtraCosts()

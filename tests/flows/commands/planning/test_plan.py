@@ -171,19 +171,6 @@ def test_the_cost_is_shown_in_lines_where_it_has_several(problem_with_extra_cost
     [total] = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("cost ")]
     assert sum(lines.values()) == pytest.approx(total, abs=3e-6)
 
-    assert main([*arguments, "--leave-out-costs", "startup"]) == 0
-    assert set(cost_lines(capsys.readouterr().out)) == {"compute", "storage"}
-
-    assert main([*arguments, "--leave-out-costs", "startup", "storage"]) == 0
-    printed = capsys.readouterr().out
-    assert cost_lines(printed) == {}
-    assert "1.561005 USD" in printed
-
-
-def test_a_cost_that_does_not_exist_cannot_be_left_out(capsys):
-    assert main(["plan", FIVE_LAYERS, "--scheduler", "exact", "--leave-out-costs", "starting"]) == 2
-    assert "known are: search, spot-risk, startup, storage, transfer" in capsys.readouterr().err
-
 
 @pytest.mark.slow
 def test_the_documents_tell_the_cost_of_the_example_night():

@@ -188,13 +188,13 @@ MAY_BE_NOTHING = (
 def test_a_term_that_is_left_out_is_a_line_of_nothing():
     problem = make_charged_problem(1, EVERYTHING)
     stages = (Stage(0, 1, "cpu", 5), Stage(2, 3, "gpu_a", 2))
-    for term, line in {
-        "startup": "start-up and teardown",
-        "storage": "storage",
-        "spot-risk": "spot risk",
-        "search": "search and profiling",
+    for line, fields in {
+        "start-up and teardown": ("startup_seconds", "teardown_seconds"),
+        "storage": ("storage_usd_per_hour",),
+        "spot risk": ("checkpoint_seconds", "restart_seconds"),
+        "search and profiling": ("search_and_profiling_usd",),
     }.items():
-        without = replace(problem, extra_costs=EVERYTHING.without([term]))
+        without = replace(problem, extra_costs=replace(EVERYTHING, **dict.fromkeys(fields, 0.0)))
         lines = dict(evaluate(without, stages).cost_lines)
         assert lines[line] == 0
         assert all(usd > 0 for name, usd in lines.items() if name not in (line, *MAY_BE_NOTHING))
