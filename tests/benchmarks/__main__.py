@@ -29,7 +29,6 @@ BENCHMARKS = (
     "nights",
     "pipeline_efficiency",
     "pictures",
-    "plan_truth",
     "planner_proofs",
     "planner_quality",
     "prediction_error",
