@@ -33,7 +33,7 @@ LARGE = (100, 10)
 """Layers and device types of problems that only the exact search gets, a few of them."""
 
 SIZES_OF_NIGHTS = ((9, 3), (16, 4), (19, 6))
-METHODS = ("exact", "reinforce", "genetic", "tapp", "reinforce-paper", "bayesian")
+METHODS = ("exact", "reinforce", "genetic", "tapp", "reinforce-paper", "bayesian", "greedy", "heuristic")
 BUDGETS = (2_000, 4_000)
 """Plans that a method may rate."""
 

@@ -48,11 +48,11 @@ def test_a_method_that_finds_no_plan_has_no_gap():
 
     figures = {
         figure["name"]: figure["value"]
-        for figure in planner_quality.quality("genetic", [Night(problem, 1.0)], "4x2")
+        for figure in planner_quality.quality("greedy", [Night(problem, 1.0)], "4x2")
     }
 
-    assert figures["genetic_share_with_a_plan_4x2_2000"] == 0
-    assert "genetic_median_gap_4x2_2000" not in figures
+    assert figures["greedy_share_with_a_plan_4x2_2000"] == 0
+    assert "greedy_median_gap_4x2_2000" not in figures
 
 
 @pytest.mark.weekly

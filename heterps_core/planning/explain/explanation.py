@@ -1,6 +1,6 @@
 """Why a plan is the cheapest, what would change it, and what more throughput costs: one noun for all of it.
 
-The explanation is about the cheapest plan. Where the chosen plan is more expensive, as another method's may be,
+The explanation is about the cheapest plan. Where the chosen plan is more expensive, as a heuristic's may be,
 the explanation says by how much and what it places elsewhere.
 """
 

@@ -52,12 +52,19 @@ _TICKS_PER_S = 1e6
 
 
 class AutoregressivePolicy(nn.Module):
-    """One step of an LSTM per layer, fed the layer's features and the previous choice."""
+    """One recurrent cell per layer, fed the layer's features and the previous choice."""
 
-    def __init__(self, num_features: int, num_types: int, *, num_hidden: int) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        num_types: int,
+        *,
+        num_hidden: int,
+        cell_class: type[nn.LSTMCell | nn.RNNCell],
+    ) -> None:
         super().__init__()
         self.num_types = num_types
-        self.cell = nn.LSTMCell(num_features + num_types + 1, num_hidden)
+        self.cell = cell_class(num_features + num_types + 1, num_hidden)
         self.head = nn.Linear(num_hidden, num_types)
 
     def sample(
@@ -74,7 +81,8 @@ class AutoregressivePolicy(nn.Module):
         for layer in features:
             choice_code = nn.functional.one_hot(previous, self.num_types + 1).float()
             state = self.cell(torch.cat([layer.expand(num_plans, -1), choice_code], dim=1), state)
-            log_table = torch.log_softmax(self.head(state[0]), dim=1)  # (P, T)
+            hidden = state[0] if isinstance(state, tuple) else state  # an LSTM's state is (hidden, memory)
+            log_table = torch.log_softmax(self.head(hidden), dim=1)  # (P, T)
             table = log_table.exp()
             previous = torch.multinomial(table.detach(), 1, generator=generator)[:, 0]
             plans.append(previous)

@@ -23,8 +23,11 @@ SCHEDULERS = {
     "exact": "heterps_core.planning.search.schedulers.exact:ExactScheduler",
     "genetic": "heterps_core.planning.search.schedulers.genetic:GeneticScheduler",
     "gpu-only": "heterps_core.planning.search.schedulers.single_type:GpuOnlyScheduler",
+    "greedy": "heterps_core.planning.search.schedulers.greedy:GreedyScheduler",
+    "heuristic": "heterps_core.planning.search.schedulers.heuristic:HeuristicScheduler",
     "reinforce": "heterps_core.planning.search.schedulers.reinforce:ReinforceScheduler",
     "reinforce-paper": "heterps_core.planning.search.schedulers.reinforce_paper:ReinforcePaperScheduler",
+    "reinforce-rnn": "heterps_core.planning.search.schedulers.reinforce_paper:ReinforceRnnScheduler",
     "tapp": "heterps_core.planning.search.schedulers.tapp:TappScheduler",
 }
 

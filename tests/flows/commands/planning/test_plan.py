@@ -117,7 +117,7 @@ def test_a_file_that_is_no_json_is_named_once(tmp_path, capsys):
     assert capsys.readouterr().err.count(str(path)) == 1
 
 
-@pytest.mark.parametrize("scheduler", ["exact", "genetic"])
+@pytest.mark.parametrize("scheduler", ["exact", "greedy"])
 def test_the_plan_is_explained_in_print_and_in_the_file(tmp_path, capsys, scheduler):
     output = tmp_path / "plan.json"
 

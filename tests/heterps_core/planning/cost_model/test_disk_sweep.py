@@ -231,7 +231,7 @@ def test_the_optimum_is_what_trying_every_plan_finds(seed, step_model, usd_per_g
     assert found.cost_usd == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("scheduler", ["reinforce", "genetic", "exact"])
+@pytest.mark.parametrize("scheduler", ["reinforce", "genetic", "greedy", "exact"])
 def test_searches_find_plans_that_only_disks_make_possible(scheduler):
     problem = drawn_problem(1, step_model=StepModel.TRAINER, num_layers=6)
     in_memory = replace(problem, hot_shares=(), layers=tuple(map(without_disk, problem.layers)))

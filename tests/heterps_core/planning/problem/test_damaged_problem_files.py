@@ -30,7 +30,7 @@ from tests.heterps_core.planning.problem.damaged_files import (
 )
 
 NUM_FILES = int(os.environ.get("HETERPS_FUZZED_FILES", "300"))
-FAST_SCHEDULERS = ["exact", "cpu-only", "gpu-only"]
+FAST_SCHEDULERS = ["exact", "greedy", "heuristic", "cpu-only", "gpu-only"]
 EXPLANATIONS = ["none", "none", "none", "none", "none", "none", "short", "full"]
 """Explaining a plan takes as long as dozens of searches."""
 

@@ -265,7 +265,7 @@ def test_interruptions_alone_leave_no_gap_where_the_stage_time_is_settled():
     assert (found.cost_usd, found.cost_lower_bound_usd) == pytest.approx((expected, expected), rel=1e-9)
 
 
-@pytest.mark.parametrize("scheduler", ["reinforce", "genetic", "bayesian"])
+@pytest.mark.parametrize("scheduler", ["reinforce", "genetic", "greedy", "bayesian"])
 def test_no_search_finds_a_plan_below_the_proof(scheduler):
     offers = drawn_offers(3)
     problem = drawn_problem(3, offers, num_layers=4, names=SPOT_TYPES)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from heterps_core.planning.search.learned.policy_network import AutoregressivePolicy, layer_features
 from tests.builders import make_problem
@@ -14,10 +15,11 @@ def test_features_are_finite_even_where_all_layers_are_alike():
     assert torch.isfinite(layer_features(problem)).all()
 
 
-def test_autoregressive_log_probability_is_that_of_the_choices_made():
+@pytest.mark.parametrize("cell_class", [nn.LSTMCell, nn.RNNCell])
+def test_autoregressive_log_probability_is_that_of_the_choices_made(cell_class):
     features = layer_features(make_problem(0, num_layers=NUM_LAYERS, num_types=NUM_TYPES))
     torch.manual_seed(0)
-    policy = AutoregressivePolicy(features.shape[1], NUM_TYPES, num_hidden=8)
+    policy = AutoregressivePolicy(features.shape[1], NUM_TYPES, num_hidden=8, cell_class=cell_class)
 
     plans, log_probabilities, entropy = policy.sample(features, 4_000, torch.Generator().manual_seed(0))
 
