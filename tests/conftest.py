@@ -33,6 +33,7 @@ has_room = MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free > SC
 if has_room and "TMPDIR" not in os.environ:
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY_FOLDER)
 
+FAST_TIER = "not slow"
 FAST_TEST_S = 3.0
 EXPECTED_SKIPS = (
     "needs a CUDA device",
@@ -41,7 +42,6 @@ EXPECTED_SKIPS = (
     "no docker",
     "no huge pages here",
     "no systemd-analyze",
-    "there is no Chromium",
     "root may write everywhere",
     "a second account needs root",
     "a month has begun since the first night",
@@ -70,7 +70,6 @@ LONGEST_FILES = (
 """Of all tiers, the longest first."""
 
 UNEXPECTED_SKIPS: list[str] = []
-LONG_TESTS: list[str] = []
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,21 +109,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (-longest.get(item.path, 0), -num_slow[item.path]))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In the fast tier, let a test fail that takes longer than that allows and is not marked slow.
+
+    What tests share is not counted. The limit grows with the load of a machine that has too few cores for it.
+    """
+    report = yield
+    limit_s = FAST_TEST_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    in_fast_tier = item.config.option.markexpr == FAST_TIER and not item.get_closest_marker("slow")
+    if in_fast_tier and report.when == "call" and report.passed and report.duration > limit_s:
+        report.outcome = "failed"
+        report.longrepr = (
+            f"a test without the mark slow must end within {limit_s:.0f} s, but took {report.duration:.0f} s; "
+            f"make it faster, or mark it @pytest.mark.slow, which make test leaves out"
+        )
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note skips for reasons that are not on the list, and tests of the fast tier that take long."""
-    if report.when == "call" and report.duration > FAST_TEST_S and "slow" not in report.keywords:
-        LONG_TESTS.append(f"{report.duration:.0f} s {report.nodeid}")
+    """Note skips for reasons that are not on the list."""
     if report.skipped and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2].removeprefix("Skipped: ")
         if not any(reason.startswith(known) for known in EXPECTED_SKIPS):
             UNEXPECTED_SKIPS.append(f"{report.nodeid}: {reason}")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name tests for the mark slow. They do not fail, as a machine may be slow or have other work."""
-    if LONG_TESTS:
-        terminalreporter.section(f"tests without the mark slow that took more than {FAST_TEST_S:.0f} s")
-        terminalreporter.write_line("\n".join(LONG_TESTS))
 
 
 @pytest.hookimpl(trylast=True)

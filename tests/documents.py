@@ -1,4 +1,4 @@
-"""The commands of README, TUTORIAL and OPERATING: lines of indented blocks, and commands in backticks."""
+"""The commands of README, TUTORIAL and OPERATING, in indented blocks and in backticks, and the examples of --help."""
 
 import re
 import shlex
@@ -48,6 +48,15 @@ def commands() -> Iterator[Command]:
                 words = _words(text)
                 if words and words[0] in PROGRAMS and "..." not in text and "…" not in text:
                     yield Command(f"{document}:{number}", words)
+
+
+def help_examples() -> Iterator[Command]:
+    """Yield the examples that commands show with `--help`, each up to a pipe or a second command."""
+    for module in sorted((PROJECT / "flows" / "commands").rglob("*.py")):
+        for number, line in enumerate(module.read_text().splitlines(), start=1):
+            if line.startswith("  heterps "):
+                words = _words(re.split(r" (?:\||&&) ", line)[0])
+                yield Command(f"{module.relative_to(PROJECT)}:{number}", words)
 
 
 def _words(text: str) -> tuple[str, ...]:

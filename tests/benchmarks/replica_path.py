@@ -299,9 +299,8 @@ class Replica:
     def seconds_of_step(self) -> Seconds:
         """Return the mean over a round's steps, after some that warm up."""
         if self._group is not None:
-            dist.barrier(
-                self._group
-            )  # a slow machine works on steps alone for longer than replicas wait for rows
+            # A slow machine works on steps alone for longer than replicas wait for rows.
+            dist.barrier(self._group)
         self._take_steps(WARMUP_STEPS)
         started = threads_seconds()
         self._take_steps(self._num_steps)

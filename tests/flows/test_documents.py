@@ -16,17 +16,15 @@ from flows.service.schedule import BACKFILL_CTR, DEPLOYMENTS
 from heterps_core.data.features import FeatureSpec
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
-from tests.documents import commands, python_blocks
+from tests.documents import commands, help_examples, python_blocks
 from tests.paths import PROJECT
 
 ALL_COMMANDS = list(commands())
 BLOCKS = dict(python_blocks())
 
+SHORT_SEARCH = "--scheduler exact --budget-evaluations 64"
 RUN_AS = {
-    (
-        "heterps",
-        "train",
-    ): "heterps train --data clicks --scheduler exact --budget-evaluations 64 --no-baseline",
+    ("heterps", "train"): f"heterps train --data clicks --no-baseline {SHORT_SEARCH}",
     ("heterps", "status", "--watch"): "heterps status",
     ("heterps", "logs", "-f"): "heterps logs",
 }
@@ -44,7 +42,7 @@ def parsed_flow(model, words):
     return model.of(values)
 
 
-@pytest.mark.parametrize("command", ALL_COMMANDS, ids=str)
+@pytest.mark.parametrize("command", [*ALL_COMMANDS, *help_examples()], ids=str)
 def test_a_command_of_the_documents_is_understood(command):
     program, name, *words = command.words
     if program == "heterps" and name in FLOWS and "--help" not in words:
@@ -74,6 +72,7 @@ def test_the_documents_hold_commands_of_each_kind():
     assert {command.words[0] for command in ALL_COMMANDS} == {"heterps", "make", "prefect", "python"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [place for place, source in BLOCKS.items() if "class " in source])
 def test_a_model_of_the_documents_is_traced_into_layers(place, tmp_path, monkeypatch):
     module = f"my_models_{place.rpartition(':')[2]}"

@@ -134,7 +134,7 @@ class Home:
         """Check a training against one process in plain PyTorch, and the ledger against the inventory."""
         plain = run_plainly(self.job)
         assert [step.loss for step in training.steps] == pytest.approx(plain.losses, abs=1e-6)
-        assert training.quality.auc == pytest.approx(plain.quality.auc, abs=1e-5)
-        assert training.quality.log_loss == pytest.approx(plain.quality.log_loss, abs=1e-5)
+        assert training.quality.auc == pytest.approx(plain.quality.auc, abs=1e-6)
+        assert training.quality.log_loss == pytest.approx(plain.quality.log_loss, abs=1e-6)
         entries = self.ledger.entries()
         assert [(entry.state, entry.price_usd_per_hour) for entry in entries] == [(EntryState.ENDED, 0.1)] * 3

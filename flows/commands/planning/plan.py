@@ -4,7 +4,6 @@ examples:
   heterps plan problem.json --scheduler exact --seconds 10
   heterps plan problem.json --scheduler reinforce --seed 7 --budget-evaluations 100000 --output plan.json
   heterps plan problem.json --scheduler exact --output plan.json
-  heterps plan problem.json --scheduler exact --leave-out-costs startup storage --explain none
 
 exit status: 0 with a plan; 2 where the problem or an argument is malformed; 3 where no plan exists.
 """

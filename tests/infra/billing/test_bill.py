@@ -9,6 +9,7 @@ from infra.billing.bill import bill_for_run
 from infra.billing.budget import spent_usd
 from infra.ledger.ledger import EndReason, Ledger
 from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
 from tasks.reports.bills import bill_text
 from tests.infra.builders import offer, plan
@@ -131,3 +132,17 @@ def test_the_json_form_holds_the_sums(local, ledger):
 
     assert document["total_usd"] == pytest.approx(0.041)
     assert document["lines"][0]["price_source"] == "test"
+
+
+def test_a_machine_of_no_price_is_billed_nothing_and_is_no_dry_run(tmp_path):
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    [request] = plan(offer(price_usd_per_hour=0.0)).node_requests()
+    ledger.intend("r", "here", request, at=NOW)
+    ledger.launched("r", request.node_id, provider_instance_id="i", at=NOW)
+    ledger.ended("r", request.node_id, reason=EndReason.RUN_ENDED, at=NOW + timedelta(seconds=100))
+
+    bill = bill_for_run(HereProvider, "r", ledger=ledger, now=NOW + timedelta(days=1))
+
+    assert [line.instance_seconds for line in bill.lines] == [100.0]
+    assert (bill.total_usd, bill.is_dry_run) == (0.0, False)
+    assert "provider here, charged: 0.000000 USD" in bill_text(bill)

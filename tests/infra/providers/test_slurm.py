@@ -157,7 +157,6 @@ from pathlib import Path
 from infra.ledger.ledger import Ledger
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
-from tests.heterps_core.training.node_processes import prepare_clicks
 from tests.infra.builders import bootstrap, plan
 folder = Path(sys.argv[1])
 SlurmProvider.lease_s = 2.0

@@ -1,4 +1,4 @@
-"""Trainings on three kinds of machines of Slurm whose daemons are killed."""
+"""Trainings on three kinds of machines of Slurm, with daemons that are killed."""
 
 import random
 import time
