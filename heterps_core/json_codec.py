@@ -42,9 +42,6 @@ class JsonForm:
     is_strict: bool = False
     """A field that is not known is refused."""
 
-    earlier_names: tuple[tuple[str, str], ...] = ()
-    """Pairs of what a field was called in documents of before, and its name."""
-
     former_names: tuple[str, ...] = ()
     """Fields of documents of before that are ignored."""
 
@@ -215,9 +212,6 @@ def _read_object(kind: Any, members: Sequence[tuple[Field[Any], Rule]], path: st
         if version != form.version or isinstance(version, bool):
             rule = f"must be {form.version}, got {shown(version)}"
             raise MalformedDocumentError(prefix + form.version_name, rule)
-    for earlier, name in form.earlier_names:
-        if earlier in document:
-            document = {**document, name: document[earlier]}
     known = [field.name for field, _ in members]
     for name in document if form.is_strict else ():
         if name not in (*known, *form.former_names, form.version_name):

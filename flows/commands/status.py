@@ -134,7 +134,6 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         "next_night": _next_night(server),
         "num_waiting_records": len(waiting_records(workspace)),
         "num_refused_records": len(refused_records(workspace)),
-        "earlier_outbox": _earlier_outbox(workspace),
     }
 
 
@@ -146,8 +145,6 @@ def as_text(status: dict[str, Any]) -> str:
     )
     waiting, refused = status["num_waiting_records"], status["num_refused_records"]
     records = f"{waiting} wait for MLflow to answer" if waiting else "all delivered to MLflow"
-    if earlier := status["earlier_outbox"]:
-        records += f"; some of an earlier version wait in {earlier}: run its python -m flows.sweep_orphans"
     rows = {
         "month so far": month or "0 USD",
         "nightly caps": _caps_text(status["caps"]),
@@ -171,12 +168,6 @@ def as_text(status: dict[str, Any]) -> str:
 
 def _rows(rows: dict[str, str]) -> list[str]:
     return [f"  {name:<16}{text}" for name, text in rows.items()]
-
-
-def _earlier_outbox(workspace: Workspace) -> str | None:
-    """Return the folder in which an earlier version left records; None where it has delivered all."""
-    waiting = workspace.root / "outbox" / "waiting.jsonl"
-    return str(waiting.parent) if waiting.exists() and waiting.stat().st_size else None
 
 
 def _server(workspace: Workspace) -> PrefectServer | None:

@@ -52,7 +52,7 @@ class StageSpeed:
 class RunSpeed(JsonDocument):
     """A run's predicted and measured speed."""
 
-    json_form = JsonForm(what="run's speed", version=1, earlier_names=(("is_rehearsal", "is_dry_run"),))
+    json_form = JsonForm(what="run's speed", version=1)
 
     run_id: str
     model: str

@@ -31,7 +31,6 @@ class DeviceProfile(JsonDocument):
         what="a device's profile",
         version=1,
         way_out="measure it again",
-        earlier_names=(("is_rehearsal", "is_dry_run"),),
     )
 
     device_type: str

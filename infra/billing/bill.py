@@ -52,9 +52,7 @@ class BillLine(Price):
 class Bill(JsonDocument):
     """All machines of one run."""
 
-    json_form = JsonForm(
-        version=2, sums=("total_usd", "failed_launches_usd"), earlier_names=(("is_rehearsal", "is_dry_run"),)
-    )
+    json_form = JsonForm(version=2, sums=("total_usd", "failed_launches_usd"))
 
     run_id: str
     provider: str

@@ -88,16 +88,3 @@ class Strict(JsonDocument):
 def test_a_strict_document_names_an_unknown_field_and_the_known_ones():
     with pytest.raises(MalformedDocumentError, match="prise: is not a known field; known are: price"):
         Strict.from_json({"prise": 2.0})
-
-
-@dataclass(frozen=True)
-class Renamed(JsonDocument):
-    json_form = JsonForm(earlier_names=(("is_rehearsal", "is_dry_run"),))
-
-    is_dry_run: bool
-
-
-def test_a_document_of_before_is_read_by_what_its_fields_were_called():
-    assert (
-        Renamed.from_json({"is_rehearsal": True}) == Renamed.from_json({"is_dry_run": True}) == Renamed(True)
-    )

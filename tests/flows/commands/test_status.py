@@ -54,18 +54,6 @@ def test_an_empty_workspace_has_nothing_and_stays_empty(status, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("content", "is_shown"), [("{}\n", True), ("", False)])
-def test_records_that_an_earlier_version_did_not_deliver_are_shown(workspace, status, content, is_shown):
-    workspace.create()
-    outbox = workspace.root / "outbox"
-    outbox.mkdir()
-    (outbox / "waiting.jsonl").write_text(content)
-
-    _, printed = status()
-
-    assert (f"some of an earlier version wait in {outbox}" in printed.out) == is_shown
-
-
 @pytest.mark.parametrize(
     ("now", "month_usd"),
     [
