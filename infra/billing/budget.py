@@ -11,13 +11,13 @@ does not (a worker that hangs) loses its machines at the cap.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from heterps_core.training.node.node_life import repeated
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.billing.bill import charged_seconds
 from infra.billing.caps import Caps
@@ -170,20 +170,13 @@ class BudgetWatch:
 @contextmanager
 def watched(watch: BudgetWatch, *, interval_s: float = LOOK_INTERVAL_S) -> Iterator[BudgetWatch]:
     """Let a thread look at the budget while the block runs."""
-    is_over = threading.Event()
 
     def look() -> None:
-        while not is_over.wait(interval_s):
-            try:
-                watch.look()
-            except Exception:
-                # Whatever is wrong now (a cloud that does not answer), the next look may do.
-                logger.exception("the budget could not be held, trying again")
+        try:
+            watch.look()
+        except Exception:
+            # Whatever is wrong now (a cloud that does not answer), the next look may do.
+            logger.exception("the budget could not be held, trying again")
 
-    thread = threading.Thread(target=look, name="budget", daemon=True)
-    thread.start()
-    try:
+    with repeated(look, interval_s=interval_s, name="budget"):
         yield watch
-    finally:
-        is_over.set()
-        thread.join()

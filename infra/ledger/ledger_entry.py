@@ -34,22 +34,22 @@ class Instance:
     run_id: str
     """Empty where the machine has lost its tags and was found by its id."""
 
-    node_id: str | None
+    node_id: str | None = None
     """None where only the ledger and cluster.json know: the machines of one fleet request are alike."""
 
     instance_type: str
     launched_at: datetime
-    is_ended: bool
-    ended_at: datetime | None
+    is_ended: bool = False
+    ended_at: datetime | None = None
     """None while it exists, and where the provider does not tell."""
 
     lease_until: datetime | None
     """None where the lease cannot be read; it counts as expired once the machine is old enough to show it."""
 
-    is_owner_dead: bool
+    is_owner_dead: bool = False
     """Known to be so; a provider that cannot see the owner says False and trusts the lease."""
 
-    terms: LaunchTerms | None
+    terms: LaunchTerms | None = None
     """None where the provider keeps none."""
 
     ended_because: str = ""

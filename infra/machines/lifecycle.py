@@ -12,15 +12,16 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from types import FrameType
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.training.node.node_life import CLUSTER_TIMEOUT_S
+from heterps_core.training.node.node_life import CLUSTER_TIMEOUT_S, repeated
 from heterps_core.training.storage.run_directory import LEASES, RunDirectory
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.billing.caps import NOTHING_SPENT, Caps, Spent
@@ -154,40 +155,30 @@ def _lease_end(provider: Provider) -> datetime:
     return provider.now() + timedelta(seconds=provider.lease_s)
 
 
-@contextmanager
-def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> Iterator[None]:
+def _lease_renewed(provider: Provider, run_id: str, run: RunDirectory) -> AbstractContextManager[None]:
     """Renew the leases of a run from a thread while the block runs: where its nodes look, and on its machines.
 
     The machines are born with a lease on them; where the nodes look, the first is written at once.
     """
-    ended = threading.Event()
 
-    def write_lease(until: datetime) -> None:
-        # Nodes look whether the text has changed.
-        run.write_json(f"{LEASES}/{run_id}", {"until": until.isoformat()})
+    def renew() -> None:
+        until = _lease_end(provider)
+        for where, write in (
+            # Nodes look whether the text has changed.
+            (
+                "in the run directory",
+                partial(run.write_json, f"{LEASES}/{run_id}", {"until": until.isoformat()}),
+            ),
+            ("on the machines", partial(provider.renew_lease, run_id, until=until)),
+        ):
+            try:
+                write()
+            except (ProvisioningError, OSError) as problem:
+                logger.warning(
+                    "run %s: the lease %s could not be renewed, trying again: %s", run_id, where, problem
+                )
 
-    def renew_each() -> None:
-        while True:
-            tried("in the run directory", write_lease)
-            if ended.wait(provider.lease_s / _RENEWALS_PER_LEASE):
-                return
-            tried("on the machines", lambda until: provider.renew_lease(run_id, until=until))
-
-    def tried(where: str, renew: Callable[[datetime], None]) -> None:
-        try:
-            renew(_lease_end(provider))
-        except (ProvisioningError, OSError) as problem:
-            logger.warning(
-                "run %s: the lease %s could not be renewed, trying again: %s", run_id, where, problem
-            )
-
-    thread = threading.Thread(target=renew_each, name=f"lease of {run_id}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    return repeated(renew, interval_s=provider.lease_s / _RENEWALS_PER_LEASE, name=f"lease of {run_id}")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar, Self
 
@@ -47,6 +48,16 @@ class QuotaExceededError(ProvisioningError):
     def __init__(self, message: str, *, quotas: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.quotas = quotas
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """What all machines of a launch have in common."""
+
+    run_id: str
+    lease_until: datetime
+    bootstrap: Bootstrap
+    ledger: Ledger
 
 
 class Provider(ABC):
@@ -220,7 +231,6 @@ class Provider(ABC):
             ConfigurationError: Something is missing for it.
         """
 
-    @abstractmethod
     def launch(
         self,
         plan: ProvisioningPlan,
@@ -239,6 +249,13 @@ class Provider(ABC):
         Raises:
             ProvisioningError: A machine is not available; those that were launched are terminated.
         """
+        check_run_id(run_id)
+        launch = Launch(run_id=run_id, lease_until=lease_until, bootstrap=bootstrap, ledger=ledger)
+        return self.launched(plan, launch)
+
+    @abstractmethod
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
+        """Start every machine of a plan, or none; see `launch`."""
 
     @abstractmethod
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:

@@ -16,9 +16,9 @@ from heterps_core.hardware import hardware_name
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import OWN_DISKS_VARIABLE
 from infra.checks import Check, tried
-from infra.ledger.ledger import EndReason, Ledger
-from infra.providers.base import Provider
-from infra.workspace import Workspace, check_run_id, has_run_store, location_in_store
+from infra.ledger.ledger import EndReason
+from infra.providers.base import Launch, Provider
+from infra.workspace import Workspace, has_run_store, location_in_store
 
 DISK_OF_MACHINE = {OWN_DISKS_VARIABLE: "/var/tmp"}
 """Where a machine of a cluster keeps rows of tables that memory does not hold: the run directory may be on a file
@@ -39,9 +39,8 @@ class Started(NamedTuple):
 def launched_together(
     provider: Provider,
     plan: ProvisioningPlan,
+    launch: Launch,
     *,
-    run_id: str,
-    ledger: Ledger,
     start: Callable[[Sequence[NodeRequest]], Iterable[Started]],
     rendezvous: Callable[[Sequence[Node]], str],
 ) -> Cluster:
@@ -55,7 +54,7 @@ def launched_together(
     Raises:
         ProvisioningError: Not all could be started; what was started is ended.
     """
-    check_run_id(run_id)
+    run_id, ledger = launch.run_id, launch.ledger
     requests = plan.node_requests()
     for request in requests:
         ledger.intend(run_id, provider.name, request, at=provider.now())

@@ -17,13 +17,12 @@ from typing import ClassVar, Self
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
-from infra.ledger.ledger import Ledger
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
 from infra.ledger.ledger_entry import Instance, moment_or_none
-from infra.providers.base import Provider
+from infra.providers.base import Launch, Provider
 from infra.providers.launching import Started, launched_together
 from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
-from infra.workspace import LOOPBACK, Workspace, check_run_id, free_loopback_port
+from infra.workspace import LOOPBACK, Workspace, free_loopback_port
 
 POLL_INTERVAL_S = 0.02
 
@@ -52,39 +51,21 @@ class LocalProvider(Provider):
         """Make the provider of the leases of a workspace; see `Provider.for_workspace`."""
         return cls(workspace.leases_directory)
 
-    def launch(
-        self,
-        plan: ProvisioningPlan,
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
-        ledger: Ledger,
-    ) -> Cluster:
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Start every node; see `Provider.launch`."""
-        check_run_id(run_id)
-        if "://" in bootstrap.run_location:
-            raise ConfigurationError(
-                f"the run directory of local nodes must be a local path, got {bootstrap.run_location}"
-            )
+        run_id, location = launch.run_id, launch.bootstrap.run_location
+        if "://" in location:
+            raise ConfigurationError(f"the run directory of local nodes must be a local path, got {location}")
         known = next(filter(None, map(LeaseFile.read, self._lease_paths(run_id))), None)
         rendezvous = known.rendezvous if known else f"{LOOPBACK}:{free_loopback_port()}"
 
         def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
             for request in requests:
-                lease = self._start(
-                    request,
-                    run_id=run_id,
-                    rendezvous=rendezvous,
-                    lease_until=lease_until,
-                    bootstrap=bootstrap,
-                )
+                lease = self._start(request, launch, rendezvous=rendezvous)
                 launched_at = datetime.fromisoformat(lease.launched_at)
                 yield Started(LOOPBACK, _instance_id(run_id, request.node_id), launched_at)
 
-        return launched_together(
-            self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=lambda nodes: rendezvous
-        )
+        return launched_together(self, plan, launch, start=start, rendezvous=lambda nodes: rendezvous)
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""
@@ -135,16 +116,9 @@ class LocalProvider(Provider):
                 found[key] = _instance(key, None, launched_at_s=process.create_time())
         return tuple(found[key] for key in sorted(found))
 
-    def _start(
-        self,
-        request: NodeRequest,
-        *,
-        run_id: str,
-        rendezvous: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
-    ) -> LeaseFile:
+    def _start(self, request: NodeRequest, launch: Launch, *, rendezvous: str) -> LeaseFile:
         """Write the lease, start the process, write its identity; or adopt a node that is there."""
+        run_id, bootstrap = launch.run_id, launch.bootstrap
         path = self._lease_path(run_id, request.node_id)
         known = LeaseFile.read(path)
         if known is not None and known.leader is not None:
@@ -161,7 +135,7 @@ class LocalProvider(Provider):
             rendezvous=rendezvous,
             owner=ProcessIdentity.of(os.getpid()),
             launched_at=datetime.now(UTC).isoformat(),
-            lease_until=lease_until.isoformat(),
+            lease_until=launch.lease_until.isoformat(),
             leader=None,
         )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -204,11 +178,8 @@ def _instance(key: NodeKey, lease: LeaseFile | None, *, launched_at_s: float) ->
         launched_at=datetime.fromisoformat(lease.launched_at)
         if lease
         else datetime.fromtimestamp(launched_at_s, tz=UTC),
-        is_ended=False,
-        ended_at=None,
         lease_until=moment_or_none(lease.lease_until) if lease else None,
         is_owner_dead=lease is not None and not lease.owner.is_alive(),
-        terms=None,
     )
 
 

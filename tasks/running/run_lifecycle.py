@@ -7,12 +7,12 @@ opened.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Mapping
 
-import psutil
-
 from heterps_core.errors import ConfigurationError
+from infra.providers.local_processes import ProcessIdentity
 from infra.workspace import Workspace
 from tasks.clusters import cost_metrics, end_machines_of
 from tasks.records import mlflow_store
@@ -36,11 +36,11 @@ def open_run(
     Raises:
         ConfigurationError: The store does not answer. From then on the run goes on without it.
     """
-    process = psutil.Process()
+    process = ProcessIdentity.of(os.getpid())
     notes = {
         **tags,
         Tag.HOST: socket.gethostname(),
-        Tag.PROCESS: f"{process.pid} {process.create_time():.2f}",
+        Tag.PROCESS: f"{process.pid} {process.created_at_s:.2f}",
         Tag.RUN_ID: run_id,
         Tag.KIND: kind,
     }
@@ -117,10 +117,8 @@ def process_is_gone(tags: Mapping[str, str]) -> bool:
         return False
     pid, _, created = tags.get(Tag.PROCESS, "").partition(" ")
     try:
-        process = psutil.Process(int(pid))
-        # A pid is given again; with another start time it is another process.
-        return f"{process.create_time():.2f}" != created or process.status() == psutil.STATUS_ZOMBIE
-    except (psutil.NoSuchProcess, ValueError):
+        return not ProcessIdentity(pid=int(pid), created_at_s=float(created)).is_alive()
+    except ValueError:
         return True
 
 

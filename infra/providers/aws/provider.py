@@ -19,9 +19,9 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, AWS, Market
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
-from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
+from infra.bootstrap.node_start import node_environment, user_data
 from infra.checks import Check
-from infra.ledger.ledger import EndReason, Ledger, LedgerEntry
+from infra.ledger.ledger import EndReason, LedgerEntry
 from infra.ledger.ledger_entry import Instance
 from infra.prices.live_prices import LivePrices
 from infra.prices.spot_charges import SpotHistory
@@ -34,7 +34,7 @@ from infra.providers.aws.launch_template import DISK_GB, delete_template, own_te
 from infra.providers.aws.passing import repeat_passing
 from infra.providers.aws.prices import AwsPrices, prices_of_machines
 from infra.providers.aws.tags import attempt_of, instance_of
-from infra.providers.base import Provider
+from infra.providers.base import Launch, Provider
 from infra.workspace import Workspace, check_run_id, has_run_store
 
 if TYPE_CHECKING:
@@ -132,29 +132,21 @@ class AwsEc2Provider(Provider):
                 node_role.check_boundary(self.machines.node_boundary)
             node_role.node_policy(location)
 
-    def launch(
-        self,
-        plan: ProvisioningPlan,
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
-        ledger: Ledger,
-    ) -> Cluster:
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Launch one fleet request per group of equal nodes; see `Provider.launch`."""
-        check_run_id(run_id)
+        run_id, bootstrap, ledger = launch.run_id, launch.bootstrap, launch.ledger
         requests = plan.node_requests()
         self._check_regions(requests)
         self.check_run_directory(bootstrap.run_location)
         with explained("prepare the launch"):
             there = queries.live_instances(self.client, self.machines.workspace, run_id)
-        launch = RunLaunch(
+        attempts = RunLaunch(
             client=self.client,
             iam=self.iam,
             machines=self.machines,
             bootstrap=bootstrap,
             run_id=run_id,
-            lease_until=lease_until,
+            lease_until=launch.lease_until,
             first_boot=user_data(
                 node_environment(
                     bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=False, is_dry_run=False
@@ -170,7 +162,7 @@ class AwsEc2Provider(Provider):
         refused: set[str] = set()
         while True:
             try:
-                nodes = launch.attempt(fleet_groups(requests), number=attempt, there=there, refused=refused)
+                nodes = attempts.attempt(fleet_groups(requests), number=attempt, there=there, refused=refused)
                 break
             except ConfigurationError:
                 # Another plan than the one that may be running: that one is left alone.

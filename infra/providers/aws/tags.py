@@ -110,7 +110,6 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
     return Instance(
         provider_instance_id=described["InstanceId"],
         run_id=tags[RUN_TAG],
-        node_id=None,
         instance_type=described["InstanceType"],
         launched_at=described["LaunchTime"],
         is_ended=is_ended,
@@ -118,7 +117,6 @@ def instance_of(described: InstanceTypeDef, *, region: str) -> Instance:
         ended_because=end_text(described) if is_ended else "",
         is_preempted=described.get("StateReason", {}).get("Code") == _PREEMPTED_CODE,
         lease_until=moment_or_none(tags[LEASE_TAG]),
-        is_owner_dead=False,
         terms=_terms_of(described, tags, region=region),
     )
 

@@ -23,12 +23,11 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import NODE_ID_VARIABLE
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
 from infra.checks import Check, tried
 from infra.inventory import MachineKind, kind_name
-from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
-from infra.providers.base import InsufficientCapacityError, Provider
+from infra.providers.base import InsufficientCapacityError, Launch, Provider
 from infra.providers.launching import (
     DISK_OF_MACHINE,
     Started,
@@ -112,21 +111,14 @@ class RayProvider(Provider):
         )
         yield run_directory_check(self._workspace)
 
-    def launch(
-        self,
-        plan: ProvisioningPlan,
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
-        ledger: Ledger,
-    ) -> Cluster:
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Place a group and start an actor in each of its bundles; see `Provider.launch`."""
+        run_id = launch.run_id
         selectors = {kind.kind: kind.selector for kind in self.kinds(self._workspace)}
 
         def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
             if not self._actors(run_id):
-                self._start(requests, selectors, run_id=run_id, lease_until=lease_until, bootstrap=bootstrap)
+                self._start(requests, selectors, launch)
             described = {name: answer for name, (_, answer) in self._actors(run_id).items()}
             for request in requests:
                 answer = described[f"{run_id}/{request.node_id}"]
@@ -135,7 +127,7 @@ class RayProvider(Provider):
         def rendezvous(nodes: Sequence[Node]) -> str:
             return f"{nodes[0].address}:{rendezvous_port(zlib.crc32(run_id.encode()))}"
 
-        return launched_together(self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=rendezvous)
+        return launched_together(self, plan, launch, start=start, rendezvous=rendezvous)
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once the process of each actor is up; see `Provider.wait_until_ready`."""
@@ -173,11 +165,7 @@ class RayProvider(Provider):
                 node_id=name.partition("/")[2],
                 instance_type=answer["instance_type"],
                 launched_at=answer["launched_at"],
-                is_ended=False,
-                ended_at=None,
                 lease_until=answer["lease_until"],
-                is_owner_dead=False,
-                terms=None,
             )
             for name, (_, answer) in self._actors(run_id).items()
         )
@@ -271,10 +259,7 @@ class RayProvider(Provider):
         self,
         requests: Sequence[NodeRequest],
         selectors: Mapping[str, Mapping[str, Any]],
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
+        launch: Launch,
     ) -> None:
         """Start the actors of a launch in a group.
 
@@ -282,6 +267,7 @@ class RayProvider(Provider):
             InsufficientCapacityError: They are not placed within the longest wait.
             ProvisioningError: Ray does not answer.
         """
+        run_id, bootstrap = launch.run_id, launch.bootstrap
         environment = node_environment(
             bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
         )
@@ -294,7 +280,7 @@ class RayProvider(Provider):
             self._end(())
             groups = self._placed(ray, requests, selectors, run_id)
             # No process renews it while the group waits.
-            lease_until += timedelta(seconds=time.monotonic() - began_s)
+            lease_until = launch.lease_until + timedelta(seconds=time.monotonic() - began_s)
             strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
             actor_class = ray.remote(node_class())
             actors = []

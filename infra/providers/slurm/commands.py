@@ -13,11 +13,15 @@ from heterps_core.errors import ProvisioningError
 COMMAND_LIMIT_S = 30.0
 _OLDEST_VERSION = (20, 11)
 
+_TOO_LARGE = (
+    "no node of the partition has so many cores, cards or so much memory: correct the kind of machine by "
+    "sinfo -o '%P %c %m %G'"
+)
 _WAYS_OUT = {
     "invalid partition": "name a partition that sinfo shows in the selector of this kind of machine",
     "Invalid feature": "name a feature that sinfo -o %f shows in the selector of this kind of machine",
-    "Requested node configuration is not available": "no node of the partition has so many cores, cards or so much "
-    "memory: correct the kind of machine by sinfo -o '%P %c %m %G'",
+    "Requested node configuration is not available": _TOO_LARGE,
+    "Requested partition configuration not available": _TOO_LARGE,
     "Requested operation not supported": "several machines need heterogeneous jobs, which Slurm starts with "
     "SchedulerType=sched/backfill alone; ask its administrator, or plan one machine",
     "time limit": "set a lower max_usd_per_run, or name a partition with a higher limit (sinfo -o '%P %l')",

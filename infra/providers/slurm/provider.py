@@ -28,12 +28,11 @@ from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import NODE_ID_VARIABLE, NOTICE_S
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, Bootstrap, node_environment
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
 from infra.checks import Check, tried
 from infra.inventory import MachineKind, kind_name
-from infra.ledger.ledger import Ledger
 from infra.ledger.ledger_entry import Instance
-from infra.providers.base import InsufficientCapacityError, Provider
+from infra.providers.base import InsufficientCapacityError, Launch, Provider
 from infra.providers.launching import (
     DISK_OF_MACHINE,
     Started,
@@ -121,25 +120,18 @@ class SlurmProvider(Provider):
         yield tried("Slurm components", check_scheduler, found="several machines can start together")
         yield run_directory_check(self._workspace)
 
-    def launch(
-        self,
-        plan: ProvisioningPlan,
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
-        ledger: Ledger,
-    ) -> Cluster:
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Submit one job and wait until it runs; see `Provider.launch`."""
         check_version()
+        run_id, location = launch.run_id, launch.bootstrap.run_location
         selected = self._selected(plan.node_requests())
-        if "://" not in bootstrap.run_location:
-            self._folders[run_id] = Path(bootstrap.run_location)
+        if "://" not in location:
+            self._folders[run_id] = Path(location)
 
         def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
             if not jobs_of(self._mark, run_id):
-                self._submit(requests, selected, run_id=run_id, lease_until=lease_until, bootstrap=bootstrap)
-            jobs = self._wait_for_start(run_id, num_machines=len(requests))
+                self._submit(requests, selected, launch)
+            jobs = self._wait_for_start(run_id, requests)
             addresses = addresses_of([job.host for job in jobs.values()])
             for job in (jobs[request.node_id] for request in requests):
                 yield Started(addresses[job.host], job.instance_id, job.machine.launched_at)
@@ -148,7 +140,7 @@ class SlurmProvider(Provider):
             job_id = nodes[0].provider_instance_id.rpartition("/")[2].partition("+")[0]
             return f"{nodes[0].address}:{rendezvous_port(int(job_id))}"
 
-        return launched_together(self, plan, run_id=run_id, ledger=ledger, start=start, rendezvous=rendezvous)
+        return launched_together(self, plan, launch, start=start, rendezvous=rendezvous)
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once each component runs and, in a shared folder, its node says so; see `Provider`."""
@@ -215,18 +207,12 @@ class SlurmProvider(Provider):
         return [[f"{_SELECTORS[name]}={value}" for name, value in each.items()] for each in chosen]
 
     def _submit(
-        self,
-        requests: Sequence[NodeRequest],
-        selected: Sequence[Sequence[str]],
-        *,
-        run_id: str,
-        lease_until: datetime,
-        bootstrap: Bootstrap,
+        self, requests: Sequence[NodeRequest], selected: Sequence[Sequence[str]], launch: Launch
     ) -> None:
         """Submit the job of a launch."""
-        minutes = math.ceil(bootstrap.lifetime_s / 60) + 1
+        minutes = math.ceil(launch.bootstrap.lifetime_s / 60) + 1
         shared = (
-            f"--comment={self._comment(run_id, lease_until)}",
+            f"--comment={self._comment(launch.run_id, launch.lease_until)}",
             f"--time={minutes}",
             # A job that still waits then is removed, whether a flow lives or not.
             f"--deadline=now+{math.ceil(self._wait_s) + 60 * minutes + 60}",
@@ -236,14 +222,14 @@ class SlurmProvider(Provider):
         )
         components: list[str] = []
         for request, selector in zip(requests, selected, strict=True):
-            name = f"--job-name={request.node_id}@{request.offer.instance_type.name}"
-            components += [":", name, *shared, *_resources(request), *selector]
-        asked("sbatch", "--parsable", *components[1:], script=self._script(requests, run_id, bootstrap))
+            components += [":", f"--job-name={_name_of(request)}", *shared, *_resources(request), *selector]
+        asked("sbatch", "--parsable", *components[1:], script=self._script(requests, launch))
 
-    def _script(self, requests: Sequence[NodeRequest], run_id: str, bootstrap: Bootstrap) -> str:
+    def _script(self, requests: Sequence[NodeRequest], launch: Launch) -> str:
         """Return the script of a job: it starts the node of each component and waits for their ends."""
+        bootstrap = launch.bootstrap
         environment = node_environment(
-            bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
+            bootstrap, run_id=launch.run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
         )
         variables = sorted({**environment, **DISK_OF_MACHINE}.items())
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
@@ -264,7 +250,7 @@ class SlurmProvider(Provider):
         arguments = f"set -- bootstrap {shlex.join(bootstrap.arguments)}"
         return "\n".join(["#!/usr/bin/env bash", *exports, node, arguments, *starts, "wait\n"])
 
-    def _wait_for_start(self, run_id: str, *, num_machines: int) -> dict[str, Job]:
+    def _wait_for_start(self, run_id: str, requests: Sequence[NodeRequest]) -> dict[str, Job]:
         """Return the components of a launch by their nodes once all run, and renew their lease until then.
 
         Raises:
@@ -277,9 +263,16 @@ class SlurmProvider(Provider):
             try:
                 jobs = jobs_of(self._mark, run_id, with_ended=True)
                 ends = [f"{job.number} {job.because}" for job in jobs if job.machine.is_ended]
-                if ends or len(jobs) != num_machines:
-                    why = ", ".join(ends) or "the queue does not show it"
-                    raise _EndedError(f"the job of run {run_id} ended before it ran: {why}; {ASK_SLURM}")
+                if ends:
+                    raise _EndedError(
+                        f"the job of run {run_id} ended before it ran: {', '.join(ends)}; {ASK_SLURM}"
+                    )
+                if len(jobs) != len(requests):
+                    raise _EndedError(
+                        f"slurmctld must know the job of run {run_id}, but has forgotten it, as after a restart "
+                        f"without its state; restart it with its state, or end what still runs: scancel "
+                        f"--name={_name_of(requests[0])}"
+                    )
                 if all(job.state == RUNNING for job in jobs):
                     return {job.node_id: job for job in jobs}
                 state = next(job.because for job in jobs if job.state != RUNNING)
@@ -293,8 +286,8 @@ class SlurmProvider(Provider):
                 state = str(problem)
             if time.monotonic() - began_s > self._wait_s:
                 raise InsufficientCapacityError(
-                    f"Slurm did not start the {num_machines} machines of run {run_id} within {self._wait_s / 60:.3g} "
-                    f"minutes ({state}); raise {WAIT_VARIABLE}, or plan with other machines"
+                    f"Slurm did not start the {len(requests)} machines of run {run_id} within "
+                    f"{self._wait_s / 60:.3g} minutes ({state}); raise {WAIT_VARIABLE}, or plan with other machines"
                 )
             time.sleep(_POLL_INTERVAL_S)
 
@@ -321,6 +314,11 @@ def _kind_of(size: str, number: int, count: int) -> MachineKind:
         price_usd_per_hour=0.0,
         selector={"partition": partition, **feature},
     )
+
+
+def _name_of(request: NodeRequest) -> str:
+    """Return the name of a component, which `Job.read` takes apart."""
+    return f"{request.node_id}@{request.offer.instance_type.name}"
 
 
 def _resources(request: NodeRequest) -> list[str]:

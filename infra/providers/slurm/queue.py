@@ -70,8 +70,6 @@ class Job:
                 is_ended=is_ended,
                 ended_at=_moment(ended) if is_ended else None,
                 lease_until=moment_or_none(lease),
-                is_owner_dead=False,
-                terms=None,
                 ended_because=because if is_ended else "",
                 is_preempted=state == "PREEMPTED",
             ),
