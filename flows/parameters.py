@@ -73,7 +73,12 @@ class SourceParameters(FlowParameters):
 
     data: str | None = None
     """File, folder or pattern of clicks in time order, or a folder of folders day=YYYY-MM-DD, here or in S3
-    (s3://bucket/prefix); empty for a synthetic stream."""
+    (s3://bucket/prefix); a table such as delta://folder/table or iceberg://catalog/namespace.table (docs/DATA.md);
+    empty for a synthetic stream."""
+
+    snapshot: str | None = None
+    """Version of a Delta table or snapshot id of an Iceberg table to train on; empty for the newest, which the run
+    records."""
 
     schema_file: str | None = None
     """TOML or JSON file that names label, numeric and categorical columns, as heterps init writes it; empty for the

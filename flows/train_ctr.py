@@ -82,6 +82,9 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
     started_at = utc_now()
     run_id = asked.resume_run_id or new_run_id(current_flow_run.id, now=utc_now())
     is_resumed = asked.resume_run_id is not None
+    if not is_resumed and (table := asked.source.table) is not None:
+        # Appends from now on change nothing, and the run's parameters name the snapshot.
+        asked = asked.model_copy(update={"snapshot": table.snapshot_id})
     night = None if is_resumed else asked.source.night(asked.day)
     if night is not None:
         asked = asked.model_copy(update={"day": str(night.day)})

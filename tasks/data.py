@@ -22,6 +22,7 @@ from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.days import Night, parse_day, partitions_of
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.source_files import files_of_day
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.row_query import inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
@@ -124,7 +125,9 @@ def prepare_data(
             description=f"{source.data} ({schema.name} format)",
             best_reachable=None,
         )
-    night = _with_late_files(workspace, path, night, name=name, late_rows=late_rows)
+    # A table lists rewritten rows under new names: they are not late.
+    if not isinstance(path, TablePath):
+        night = _with_late_files(workspace, path, night, name=name, late_rows=late_rows)
     with naming_day(night):
         night = replace(
             night,

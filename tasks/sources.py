@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, find_night, parse_day
 from heterps_core.data.reading.readers import check_columns, list_source_files
+from heterps_core.data.reading.tables.listing import pinned, snapshot_of
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.time_order import times_of
 from heterps_core.data.row_query import RowQuery
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
@@ -18,13 +20,16 @@ from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.training.storage.store import check_store_location
 from tasks.records.mlflow_names import MADE_UP_DATA
 
+_MOST_CHARACTERS = 5_000
+"""Of a tag in MLflow."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClickSource:
     """Where the rows are, and what they mean; without data the synthetic click stream."""
 
     data: str | None = None
-    """File, folder or pattern, here or in a bucket (s3://bucket/prefix)."""
+    """File, folder or pattern, here or in a bucket (s3://bucket/prefix), or a table (docs/DATA.md)."""
 
     schema_file: str | None = None
     """None for the Criteo format."""
@@ -32,11 +37,23 @@ class ClickSource:
     prepare_sql: str | None = None
     """File of a query that makes the rows, see `row_query.py`; None takes the data as it is."""
 
+    snapshot: str | None = None
+    """Version or snapshot id of a table; None for the newest."""
+
     @property
-    def path(self) -> SourcePath:
+    def path(self) -> SourcePath | TablePath:
         """Absolute path of the data, which is given."""
         assert self.data is not None
+        table = TablePath.parse(self.data)
+        if table is not None:
+            return replace(table, snapshot_id=self.snapshot, time_column=self.schema.time_column)
         return _absolute(self.data)
+
+    @property
+    def table(self) -> TablePath | None:
+        """The table that the rows are in, at the newest snapshot unless one is named; None where they are in none."""
+        path = None if self.data is None else self.path
+        return pinned(path) if isinstance(path, TablePath) else None
 
     @property
     def schema(self) -> DataSchema:
@@ -44,11 +61,25 @@ class ClickSource:
         return CRITEO_SCHEMA if self.schema_file is None else DataSchema.load(Path(self.schema_file))
 
     @property
+    def tags(self) -> dict[str, str]:
+        """Snapshot, number of files and columns of a table, for a run's record; nothing where the data is in none."""
+        table = self.table
+        if table is None:
+            return {}
+        found = snapshot_of(table)
+        columns = ", ".join(f"{name} {kind}" for name, kind in found.columns)
+        return {
+            "heterps.snapshot": found.id,
+            "heterps.data_files": str(len(found.files)),
+            "heterps.data_columns": columns[:_MOST_CHARACTERS],
+        }
+
+    @property
     def name(self) -> str:
         """One name, the same from whatever folder a run is started."""
         if self.data is None:
             return MADE_UP_DATA
-        source = str(self.path)
+        source = str(TablePath.parse(self.data) or self.path)
         for word, file in (("through", self.prepare_sql), ("by", self.schema_file)):
             source += "" if file is None else f" {word} {_absolute(file)}"
         return source
@@ -97,8 +128,18 @@ class ClickSource:
                 )
         if self.prepare_sql is not None:
             RowQuery.load(Path(self.prepare_sql))
+        if self.snapshot is not None and TablePath.parse(self.data) is None:
+            raise ConfigurationError(
+                f"snapshot {self.snapshot} can be chosen only of a table (delta://PATH, iceberg://CATALOG/TABLE), "
+                f"but the data is {self.data or 'the synthetic stream'}; leave the snapshot out"
+            )
         _ = self.schema
         if self.night(day) is None and self.data is not None:
+            if isinstance(self.path, TablePath) and self.path.time_column is None:
+                raise ConfigurationError(
+                    f"{self.path} has no partition of days, and its files are in no order; name a time_column in the "
+                    f"schema, by which files are ordered, or partition the table by day"
+                )
             list_source_files(self.path)
 
     def check_columns(self, day: str | None = None) -> None:

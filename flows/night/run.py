@@ -111,6 +111,7 @@ def begin_run(
             "prefect.flow_run_id": current_flow_run.id or "",
             Tag.MODEL: asked.sized_model,
             Tag.DATA: asked.source.name,
+            **({} if is_resumed else asked.source.tags),
             **({Tag.DAY: asked.day} if asked.day else {}),
         },
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from glob import has_magic
 from itertools import chain
+from pathlib import PurePosixPath
 
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
 from heterps_core.data.reading.source_files import (
@@ -25,6 +26,8 @@ from heterps_core.data.reading.source_files import (
     named_parts,
     partitions_in,
 )
+from heterps_core.data.reading.tables.listing import days_of_table
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.errors import ConfigurationError, DataError
 
 PARTITION_PREFIX = "day="
@@ -81,7 +84,7 @@ def parse_day(text: str) -> date:
     raise ConfigurationError(f"a day must be a date such as 2026-11-21, got {text!r}")
 
 
-def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]]:
+def partitions_of(source: str | SourcePath | TablePath) -> dict[date, tuple[SourcePath, ...]]:
     """Return the folders or files of each day of a source, days in order; nothing where it is not cut into days.
 
     What lies in the folders is not looked at: a bucket may hold years.
@@ -89,12 +92,15 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
     Args:
         source: A folder with folders of days in it, such as day=2026-11-21, dt=2026-11-21-03 (hours), ds=20261121,
             year=2026/month=11/day=21 or 2026/11/21, also within others (region=eu); a pattern of such folders, or of
-            the files in them. One that names a single day is not cut into days.
+            the files in them. One that names a single day is not cut into days. Of a table the partitions name days.
 
     Raises:
         DataError: A folder names a day in a form that is not known, or two days, or a day has two spellings; or the
             source is a table with a log.
     """
+    if isinstance(source, str | TablePath) and (table := TablePath.parse(source)):
+        return days_of_table(table, lambda partition: _day_of(partition, 0))
+    assert not isinstance(source, TablePath)
     path = source_path(source)
     is_folder, num_above = path.is_dir(), _num_above(path)
     found = entries_of(path) if is_folder else [entry for entry in matching(path) if is_data(entry)]
@@ -131,7 +137,7 @@ def partitions_of(source: str | SourcePath) -> dict[date, tuple[SourcePath, ...]
     return {day: tuple(days[day]) for day in sorted(days)}
 
 
-def find_night(source: str | SourcePath, day: date | None) -> Night | None:
+def find_night(source: str | SourcePath | TablePath, day: date | None) -> Night | None:
     """Return what a night trains on and is judged on; None where the source is not cut into days.
 
     `day` None stands for the latest whose next day is there too.
@@ -160,18 +166,19 @@ def find_night(source: str | SourcePath, day: date | None) -> Night | None:
             )
         day = complete[-1]
     files: dict[date, tuple[SourcePath, ...]] = {}
-    num_above = _num_above(source_path(source))
     for each, purpose in ((day, "which the night trains on"), (day + _ONE_DAY, f"which {day} is judged on")):
         if each not in partitions:
             raise DataError(
                 source,
-                f"must have a folder {_renamed(partitions[some_day][0], some_day, each)}, {purpose}, but {there}; "
+                f"must have {_wanted(source, partitions[some_day][0], some_day, each)}, {purpose}, but {there}; "
                 f"nothing was launched: "
                 f"wait for that day, or choose another",
             )
         files[each] = files_of_day(partitions[each])
-        for file in files[each]:
-            _day_of(file, num_above)
+        if not isinstance(source, TablePath) and TablePath.parse(source) is None:
+            num_above = _num_above(source_path(source))
+            for file in files[each]:
+                _day_of(file, num_above)
         if not files[each]:
             raise DataError(
                 source,
@@ -211,7 +218,7 @@ def _by_day(entry: SourcePath, num_above: int) -> Iterator[tuple[date | None, So
         yield from _by_day(each, num_above)
 
 
-def _day_of(entry: SourcePath, num_above: int) -> date | None:
+def _day_of(entry: SourcePath | PurePosixPath, num_above: int) -> date | None:
     """Return the day of the folder that a file or folder is, or lies in; `num_above` parts of the path are no day.
 
     Raises:
@@ -251,6 +258,10 @@ def _spelling(entry: SourcePath, num_above: int) -> tuple[str, ...]:
     return tuple(f"{key}{date_found[2]}" for key, date_found in found if date_found) or tuple(
         name for name in _DATE_KEYS[-1] if name in keys
     )
+
+
+def _wanted(source: object, entry: SourcePath, old: date, new: date) -> str:
+    return "a partition of that day" if TablePath.parse(source) else f"a folder {_renamed(entry, old, new)}"
 
 
 def _renamed(entry: SourcePath, old: date, new: date) -> str:

@@ -14,6 +14,8 @@ from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.parquet_reader import check_names, open_parquet, read_footer, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.reading.source_files import check_no_log_above, data_files_of, in_time_order, is_data
+from heterps_core.data.reading.tables.listing import files_of_table
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.text_reader import (
     check_text_columns,
     find_layout,
@@ -24,8 +26,9 @@ from heterps_core.data.reading.text_reader import (
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
-Source = str | SourcePath | Sequence[str | SourcePath]
-"""A file, a folder, a pattern such as "day_*.gz", here or in a bucket (s3://bucket/prefix), or a list of them."""
+Source = str | SourcePath | TablePath | Sequence[str | SourcePath]
+"""A file, a folder, a pattern such as "day_*.gz", here or in a bucket (s3://bucket/prefix), a table
+(delta://folder/table), or a list of files."""
 
 
 ROWS_PER_BATCH = 65_536
@@ -42,7 +45,10 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
         DataError: A file is missing or a pipe, a folder or pattern holds no file, or a folder one that may not be
             meant.
     """
+    if isinstance(source, str | TablePath) and (table := TablePath.parse(source)):
+        return files_of_table(table)
     if not isinstance(source, str | SourcePath):
+        assert not isinstance(source, TablePath)
         files = tuple(file for part in source for file in list_source_files(part))
         if not files:
             raise DataError("the list of sources", "must name at least one file, got none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from heterps_core.data.reading.bucket_path import SourcePath
@@ -88,12 +88,17 @@ def _is_log(entry: SourcePath) -> bool:
 
 def _table_with_log(folder: SourcePath, entry: SourcePath) -> DataError:
     kind = _LOG_FOLDERS.get(entry.name, "hudi")
+    named = {"delta": f"delta://{folder}", "iceberg": "iceberg://CATALOG/NAMESPACE.TABLE"}
+    way_out = (
+        f"name the table as {named[kind]}"
+        if kind in named
+        else f"write the rows to a folder of plain Parquet, in Spark by spark.read.format('hudi').load('{folder}')"
+        f".write.parquet('OTHER FOLDER'), with partitionBy('day') for days"
+    )
     return DataError(
         folder,
         f"is a table of {kind.title()}, as {entry.name} shows: some of its files hold rows that were deleted or "
-        f"replaced, and only its log lists those that count; write the rows to a folder of plain Parquet, in Spark "
-        f"by spark.read.format('{kind}').load('{folder}').write.parquet('OTHER FOLDER'), with partitionBy('day') for "
-        f"days",
+        f"replaced, and only its log lists those that count; {way_out}",
     )
 
 
@@ -164,7 +169,7 @@ def is_partition(entry: SourcePath) -> bool:
     return "=" in named_parts(entry)[-1] and entry.is_dir()
 
 
-def named_parts(path: SourcePath) -> list[str]:
+def named_parts(path: SourcePath | PurePosixPath) -> list[str]:
     """Return the parts of a path, those of a date such as 2026/11/01/03 as year=2026, month=11, day=01, hour=03."""
 
     def named(found: re.Match[str]) -> str:

@@ -1,0 +1,1 @@
+"""Tables of Delta and Iceberg: their logs name the files that count."""

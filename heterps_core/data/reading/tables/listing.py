@@ -1,0 +1,112 @@
+"""The files of a table in the order of time, all or by day: its library lists them, our reader reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import date
+from functools import lru_cache
+from pathlib import PurePosixPath
+from typing import Any
+
+from heterps_core.data.reading.arrow_errors import one_line
+from heterps_core.data.reading.bucket_path import SourcePath, source_path
+from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TablePath
+from heterps_core.errors import ConfigurationError, DataError
+
+
+def snapshot_of(table: TablePath) -> Snapshot:
+    """Return the content of a snapshot; one that is named is listed once per process.
+
+    Raises:
+        DataError: The table cannot be listed, or some of its files hold rows that do not count.
+        ConfigurationError: The library is not installed, or the snapshot id is no number.
+    """
+    plain = replace(table, time_column=None)
+    return _listed(plain) if table.snapshot_id else _list(plain)
+
+
+def pinned(table: TablePath) -> TablePath:
+    """Return the table with the snapshot that is the newest now, or the one that is named."""
+    return table if table.snapshot_id else replace(table, snapshot_id=_list(table).id)
+
+
+def _list(table: TablePath) -> Snapshot:
+    number = table.snapshot_id
+    if number is not None and not number.isdecimal():
+        raise ConfigurationError(
+            f"a snapshot must be a version of Delta or a snapshot id of Iceberg, both whole numbers, got {number!r}"
+        )
+    try:
+        if table.kind == "delta":
+            from heterps_core.data.reading.tables import delta
+
+            return delta.list_table(table)
+        from heterps_core.data.reading.tables import iceberg
+
+        return iceberg.list_table(table)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{table} needs a package that is missing ({error.name}): pip install 'heterps[{table.kind}]'"
+        ) from error
+    except DataError:
+        raise
+    # The libraries raise errors of many kinds, also of their stores and catalogs.
+    except Exception as error:
+        raise DataError(
+            table,
+            f"{'snapshot ' + number if number else 'the table'} cannot be listed: {one_line(error)}; check its name, "
+            f"its catalog, and whether the snapshot has expired",
+        ) from error
+
+
+_listed = lru_cache(maxsize=4)(_list)
+
+
+def files_of_table(table: TablePath) -> tuple[SourcePath, ...]:
+    """Return the data files of a table by the first time in each, where the schema has a time, else by name.
+
+    Raises:
+        DataError: It cannot be listed, has no file, or files lack statistics of the time column.
+    """
+    files = _in_order(snapshot_of(table).files, table)
+    if not files:
+        raise DataError(table, "must hold at least one data file, got none")
+    return tuple(_path(file) for file in files)
+
+
+def days_of_table(
+    table: TablePath, day_of: Callable[[PurePosixPath], date | None]
+) -> dict[date, tuple[SourcePath, ...]]:
+    """Return the data files of each day by the values of partitions; nothing where they name no days."""
+    days: dict[date, list[TableFile]] = {}
+    known: dict[tuple[tuple[str, str], ...], date | None] = {}
+    for file in snapshot_of(table).files:
+        if file.partition not in known:
+            known[file.partition] = day_of(
+                PurePosixPath(*(f"{key}={value}" for key, value in file.partition))
+            )
+        day = known[file.partition]
+        if day is not None:
+            days.setdefault(day, []).append(file)
+    return {day: tuple(map(_path, _in_order(days[day], table))) for day in sorted(days)}
+
+
+def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:
+    column = table.time_column
+
+    def key(file: TableFile) -> tuple[Any, ...]:
+        return (*([] if column is None else [file.first_values[column]]), file.uri)
+
+    try:
+        return sorted(files, key=key)
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            table,
+            f"each file must have statistics of the time_column {column}, by which files are ordered; write the "
+            f"table with statistics, or leave time_column out where partitions are days",
+        ) from error
+
+
+def _path(file: TableFile) -> SourcePath:
+    return source_path(file.uri)
