@@ -43,6 +43,8 @@ SERVICE_TIMEOUT_S = 10.0
 RUN_KEY_BYTES = 32
 """As long as the tags of HMAC-SHA256 (RFC 2104, section 3)."""
 
+OLDER_CLOUD_NAME = "default"
+
 SERVICE_USER = "heterps"
 PASSWORD_BYTES = 18
 
@@ -115,6 +117,7 @@ class Workspace:
     deployments_path = _Below("deployments.json")
     """What Prefect held of the deployments after they were registered last."""
 
+    cloud_name_path = _Below("name")
     password_path = _Below("password")
     """The user:password of the servers of this workspace; readable by this user alone."""
 
@@ -151,6 +154,7 @@ class Workspace:
         """
         try:
             is_own = not self.root.exists() or self._is_own()
+            self.cloud_name()
             for folder in (
                 self.data_directory,
                 self.profiles_directory,
@@ -205,6 +209,19 @@ class Workspace:
                 f"delete it, and heterps serve draws a new one"
             )
         return kept
+
+    def cloud_name(self) -> str:
+        """Return the name by which a cloud tells the machines of this workspace from those of others.
+
+        It is drawn at the first use. A workspace that is older than drawn names keeps the one that all had.
+
+        Raises:
+            ConfigurationError: The workspace belongs to another account.
+            OSError: It cannot be written.
+        """
+        # `create` draws it before it makes this folder.
+        drawn = OLDER_CLOUD_NAME if self.runs_directory.exists() else f"w-{secrets.token_hex(4)}"
+        return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
 
     def run_folder(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.

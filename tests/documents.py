@@ -1,4 +1,4 @@
-"""The commands of README, TUTORIAL and OPERATING, in indented blocks and in backticks, and the examples of --help."""
+"""The commands of README, TUTORIAL, OPERATING and AWS, in indented blocks and in backticks, and the examples of --help."""
 
 import re
 import shlex
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from tests.paths import PROJECT
 
-DOCUMENTS = ("README.md", "docs/TUTORIAL.md", "docs/OPERATING.md")
-PROGRAMS = ("heterps", "make", "prefect", "python")
+DOCUMENTS = ("README.md", "docs/TUTORIAL.md", "docs/OPERATING.md", "docs/AWS.md")
+PROGRAMS = ("heterps", "make", "prefect", "python", "aws")
 PLACEHOLDERS = {
     "RUN": "latest",
     "FOLDER": "clicks",

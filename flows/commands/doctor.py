@@ -1,8 +1,9 @@
-"""Look for what is missing on this machine to run the line, and say how to fix it. Nothing is changed.
+"""Look for what is missing on this machine to run the line, and say how to fix it. Nothing is bought.
 
 Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
-and time zone, and the ports of make serve. With --provider aws also at credentials, image, network, run store, and
-(by dry runs, which AWS answers without doing them) at permissions; with here, ray or slurm at the machines there.
+and time zone, and the ports of make serve. With --provider aws also at all that an account tells for nothing, from
+credentials and quotas to the bucket; a security group and a launch template are made for AWS's dry run, and deleted.
+With here, ray or slurm also at the machines there.
 
 examples:
   heterps doctor

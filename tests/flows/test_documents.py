@@ -1,12 +1,14 @@
-"""The commands and programs of README, TUTORIAL and OPERATING: all are parsed, and most run after a real night."""
+"""The commands and programs of the documents: all are parsed, and most run after a real night."""
 
 import gzip
 import re
 import shutil
 from importlib.util import find_spec
 
+import boto3
 import pandas as pd
 import pytest
+from botocore import xform_name
 
 from flows import parameters
 from flows.cli import COMMANDS, FLOWS, _parser, main
@@ -61,15 +63,36 @@ def test_a_command_of_the_documents_is_understood(command):
     elif program == "python":
         assert name == "-m"
         assert find_spec(words[0])
+    elif program == "aws":
+        check_aws(name, *words)
     elif (name, *words[:1]) == ("deployment", "run"):
         assert words[1] in DEPLOYMENTS
         model = BackfillParameters if words[1] == BACKFILL_CTR else TrainParameters
         assert {each.partition("=")[0] for each in words if "=" in each} <= model.model_fields.keys()
 
 
+def check_aws(service, operation, *words):
+    """Check that AWS has the operation, with the parameters that stand there; `wait` has waiters of that name."""
+    client = boto3.client({"s3api": "s3"}.get(service, service), region_name="us-east-1")
+    if (service, operation) in AWS_ALONE:
+        return
+    if operation == "wait":
+        assert words[0].replace("-", "_") in client.waiter_names
+        operation = client.get_waiter(words[0].replace("-", "_")).config.operation
+    else:
+        operation = client.meta.method_to_api_mapping[operation.replace("-", "_")]
+    members = client.meta.service_model.operation_model(operation).input_shape.members
+    known = {"region", *(xform_name(name, "-") for name in members)}
+    assert {word.removeprefix("--") for word in words if word.startswith("--")} <= known
+
+
+AWS_ALONE = {("s3", "mb"), ("sso", "login")}
+"""Commands of the AWS CLI that are no operation of their service."""
+
+
 def test_the_documents_hold_commands_of_each_kind():
     assert len(ALL_COMMANDS) > 80
-    assert {command.words[0] for command in ALL_COMMANDS} == {"heterps", "make", "prefect", "python"}
+    assert {command.words[0] for command in ALL_COMMANDS} == {"aws", "heterps", "make", "prefect", "python"}
 
 
 @pytest.mark.slow
@@ -130,7 +153,9 @@ def test_the_commands_of_operating_answer_after_a_night(night, name, capsys):
 @pytest.mark.slow
 def test_the_plan_of_readme_is_made_and_simulated(night):
     for name in ("plan", "simulate"):
-        [command] = [each for each in ALL_COMMANDS if each.words[:2] == ("heterps", name)]
+        [command] = [
+            each for each in ALL_COMMANDS if each.words[:2] == ("heterps", name) and "AWS" not in each.place
+        ]
         run(command.words)
 
     assert (night / "plan.json").exists()

@@ -20,6 +20,7 @@ from heterps_core.errors import HeterpsError
 from heterps_core.hardware import Market
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EntryState, Ledger
+from infra.providers.aws.launch import DEFAULT_MACHINES
 from infra.providers.aws.provider import AwsEc2Provider
 from tests.infra.fault_cases import Case, Fault, Kind
 from tests.infra.faults import PRICES, RUN_ID, Steps, in_a_child, live, truncate, unlike_plan
@@ -149,6 +150,7 @@ def sweep_by_command(
         for name, value in {**server.environment, "AWS_DEFAULT_REGION": region}.items():
             shell.setenv(name, value)
         shell.setenv("HETERPS_HOME", str(ledger_path.parent))
+        shell.setenv("HETERPS_AWS_WORKSPACE", DEFAULT_MACHINES.workspace)
         shell.setattr(AwsEc2Provider, "now", lambda provider: now)
         parser = argparse.ArgumentParser()
         add_arguments(parser)

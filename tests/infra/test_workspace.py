@@ -34,7 +34,7 @@ def test_creates_its_folders_and_may_be_asked_again(tmp_path):
     workspace = Workspace(root=tmp_path / "new" / "home").create().create()
 
     names = {path.name for path in workspace.root.iterdir()}
-    assert names == {"data", "profiles", "runs", "mlartifacts", "prefect", "logs"}
+    assert names == {"data", "profiles", "runs", "mlartifacts", "prefect", "logs", "name"}
 
 
 def test_refuses_a_file_in_its_place(tmp_path):

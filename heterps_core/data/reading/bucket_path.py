@@ -1,7 +1,7 @@
 """Files and folders in a bucket, with what the readers ask of a local path.
 
-Arrow's S3 client finds credentials and region in the environment, in a profile or in the role of the machine, as
-boto3 does, and repeats requests that fail for some seconds.
+Arrow's S3 client finds keys in the environment, in a profile or in the role of the machine (`bucket_files` has those
+that boto3 alone finds), and repeats requests that fail for some seconds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from pyarrow import NativeFile, fs
 
+from heterps_core.bucket_files import files_of
 from heterps_core.errors import ConfigurationError, DataError
 
 _SCHEME = "s3://"
@@ -215,7 +216,7 @@ def _file_system(bucket: str, options: str) -> fs.FileSystem:
     try:
         if not bucket:
             raise ValueError("no bucket is named")
-        files, _ = fs.FileSystem.from_uri(f"{_SCHEME}{bucket}?{options}")
+        files, _ = files_of(f"{_SCHEME}{bucket}?{options}")
     except ValueError as error:
         raise ConfigurationError(
             f"a bucket must be given as s3://BUCKET/PREFIX, then options such as ?region=eu-central-1, got "

@@ -40,6 +40,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
+from heterps_core.bucket_files import files_of
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.counted_file import CountedFile
 from heterps_core.training.storage.store import StorageUsage, check_store_location
@@ -94,7 +95,7 @@ class RunDirectory:
         """Requests of this process to a bucket; a local folder costs nothing."""
         try:
             if "://" in location:
-                self._files, self._root = fs.FileSystem.from_uri(_with_small_writes(location))
+                self._files, self._root = files_of(_with_small_writes(location))
             else:
                 self._files, self._root = fs.LocalFileSystem(), str(Path(location).absolute())
         except (ValueError, OSError) as error:

@@ -47,6 +47,8 @@ WAYS_OUT = {
     **_QUOTA_WAYS_OUT,
     "UnauthorizedOperation": _ALLOW_IT,
     "AccessDenied": _ALLOW_IT,
+    "AccessDeniedException": _ALLOW_IT,
+    "403": _ALLOW_IT,
     "AuthFailure": "renew the credentials (aws sts get-caller-identity must work), set this machine's clock, and "
     "check that the region is enabled for the account",
     "SignatureDoesNotMatch": "set this machine's clock (timedatectl), and check the secret key",
@@ -56,6 +58,8 @@ WAYS_OUT = {
     "OptInRequired": "enable this region for the account, or take another one",
     "InvalidAMIID.NotFound": "give the id of an image in this region",
     "InvalidSubnetID.NotFound": "give the id of a subnet in this region",
+    "InvalidKeyPair.NotFound": "name a key pair of this region in HETERPS_AWS_KEY (aws ec2 describe-key-pairs), or "
+    "unset it",
     "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it, or "
     "the name in HETERPS_AWS_INSTANCE_PROFILE: aws iam get-instance-profile --instance-profile-name must know it",
     "LimitExceeded": "delete roles that no one needs, or ask for a higher quota of IAM in Service Quotas",

@@ -63,8 +63,8 @@ class MachineSettings:
             )
 
     @classmethod
-    def of_environment(cls, variables: Mapping[str, str]) -> MachineSettings:
-        """Return the settings of HETERPS_AWS_*.
+    def of_environment(cls, variables: Mapping[str, str], workspace: str = "default") -> MachineSettings:
+        """Return the settings of HETERPS_AWS_*, for the workspace of a name where they give no other.
 
         Raises:
             ConfigurationError: One has the name of an earlier version, and its value would be ignored.
@@ -80,7 +80,7 @@ class MachineSettings:
             instance_profile=variables.get(node_role.PROFILE_VARIABLE) or None,
             own_tags=own_tags(variables.get("HETERPS_AWS_TAGS", "")),
             key_name=variables.get("HETERPS_AWS_KEY") or None,
-            workspace=variables.get("HETERPS_AWS_WORKSPACE") or cls().workspace,
+            workspace=variables.get("HETERPS_AWS_WORKSPACE") or workspace,
         )
 
     def tags_for(self, run_id: str) -> dict[str, str]:

@@ -137,7 +137,7 @@ def make_security_group(client: EC2Client, name: str, *, vpc_id: str, tags: dict
     return group_id
 
 
-def _delete_security_group(client: EC2Client, group_id: str) -> bool:
+def delete_security_group(client: EC2Client, group_id: str) -> bool:
     """Delete a group and tell whether this call did it; one that is still in use stays for the next sweep."""
     return not is_refused(
         lambda: client.delete_security_group(GroupId=group_id),
@@ -182,7 +182,7 @@ def remove_leftovers(
     groups = [
         group_id
         for group_id, tags in _own_security_groups(client, workspace)
-        if are_of_leftover(tags) and _delete_security_group(client, group_id)
+        if are_of_leftover(tags) and delete_security_group(client, group_id)
     ]
     old_roles = [role for role in roles if is_leftover(role.run_id, role.made_at)]
     for role in old_roles:

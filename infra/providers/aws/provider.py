@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from botocore.exceptions import WaiterError
@@ -38,6 +39,7 @@ from infra.providers.base import Launch, Provider
 from infra.workspace import Workspace, check_run_id, has_run_store
 
 if TYPE_CHECKING:
+    from botocore.config import Config
     from mypy_boto3_ec2 import EC2Client
     from mypy_boto3_ec2.type_defs import InstanceTypeDef
 
@@ -47,6 +49,12 @@ RENDEZVOUS_PORT = 29_400
 """The default of torch; the security group lets the nodes reach one another on every port."""
 
 POLL_INTERVAL_S = 5
+
+
+def _retries() -> Config:
+    from botocore.config import Config
+
+    return Config(retries={"mode": "adaptive", "max_attempts": 5})
 
 
 class AwsEc2Provider(Provider):
@@ -87,12 +95,8 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
-        from botocore.config import Config
-
-        retries = Config(retries={"mode": "adaptive", "max_attempts": 5})
-        client = aws_client("ec2", region=region, config=retries)
-        iam = aws_client("iam", region=region, config=retries)
-        return cls(client, MachineSettings.of_environment(os.environ), iam=iam)
+        client, iam = (aws_client(service, region=region, config=_retries()) for service in ("ec2", "iam"))
+        return cls(client, MachineSettings.of_environment(os.environ, workspace.cloud_name()), iam=iam)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""
@@ -112,7 +116,9 @@ class AwsEc2Provider(Provider):
 
     def checks(self) -> Iterator[Check]:
         """Check that a launch would succeed; see `Provider.checks`."""
-        return access_checks(self.client, self.machines, iam=self.iam)
+        known = {"ec2": self.client, "iam": self.iam}
+        other = cache(partial(aws_client, region=self.client.meta.region_name, config=_retries()))
+        return access_checks(self.machines, client_of=lambda service: known.get(service) or other(service))
 
     def missing_images(self) -> dict[str, str]:
         """Look for the images of the account, or those that are named; see `Provider.missing_images`."""

@@ -115,8 +115,8 @@ def find_network(client: EC2Client, subnet_ids: Sequence[str]) -> Network:
     )
 
 
-def live_instances(client: EC2Client, workspace: str, run_id: str | None) -> list[InstanceTypeDef]:
-    """Return the instances of a workspace that are not ending, of one run or of all."""
+def live_instances(client: EC2Client, workspace: str | None, run_id: str | None) -> list[InstanceTypeDef]:
+    """Return the instances of a workspace, or of all, that are not ending, of one run or of all."""
     by_state: FilterTypeDef = {"Name": "instance-state-name", "Values": list(LIVE_STATES)}
     return _described(client, [*own_filters(workspace, run_id), by_state])
 

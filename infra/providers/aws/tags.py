@@ -93,13 +93,15 @@ def as_dictionary(tag_list: Sequence[TagTypeDef]) -> dict[str, str]:
     return {RUN_TAG: "", INTENDED_TAG: "", LEASE_TAG: "", **tags}
 
 
-def own_filters(workspace: str, run_id: str | None) -> list[FilterTypeDef]:
-    """Return the filters that find the resources of a run, or of every run of the workspace."""
+def own_filters(workspace: str | None, run_id: str | None) -> list[FilterTypeDef]:
+    """Return the filters that find the resources of a run, or of every run of the workspace, or of all workspaces."""
     by_run: FilterTypeDef = (
         {"Name": "tag-key", "Values": [RUN_TAG]}
         if run_id is None
         else {"Name": f"tag:{RUN_TAG}", "Values": [run_id]}
     )
+    if workspace is None:
+        return [by_run]
     return [by_run, {"Name": f"tag:{_WORKSPACE_TAG}", "Values": [workspace]}]
 
 
@@ -125,6 +127,11 @@ def end_text(described: Mapping[str, Any]) -> str:
     """Return why an instance ended, in EC2's words: its StateReason; empty where EC2 gives none."""
     reason = described.get("StateReason", {})
     return str(reason.get("Message") or reason.get("Code", ""))
+
+
+def workspace_of(described: InstanceTypeDef) -> str:
+    """Return the workspace that owns an instance."""
+    return as_dictionary(described.get("Tags", [])).get(_WORKSPACE_TAG, "")
 
 
 def attempt_of(described: InstanceTypeDef) -> int:

@@ -25,6 +25,7 @@ from tests.infra.iam.evaluation import ACCOUNT_ID, IAM_FOLDER, Access, actions_o
 from tests.infra.iam.recorded import ARN, OWN, ec2_accesses, s3_access, s3_deletions
 from tests.infra.iam.recorded_roles import role_accesses, role_arn
 from tests.infra.moto_ec2 import moto_process
+from tests.infra.providers.aws.set_up import rights_of_the_doctor
 
 ARROWS_PROBE = "extremelyunlikelytoexist"
 """Arrow asks for a bucket that nobody has, to learn whose S3 it talks to; a refusal is an answer too."""
@@ -277,7 +278,7 @@ def test_a_node_can_list_nothing_but_the_run_store(prefix):
 
 
 def test_the_controller_may_do_nothing_that_the_code_never_does(
-    accesses_to_ec2, accesses_to_roles, accesses_to_store
+    accesses_to_ec2, accesses_to_roles, accesses_to_store, server
 ):
     prices = (ROOT / "infra" / "providers" / "aws" / "prices.py").read_text()
     of_catalogue = {
@@ -287,10 +288,7 @@ def test_the_controller_may_do_nothing_that_the_code_never_does(
     }
     used = {access.action for access in [*accesses_to_ec2, *accesses_to_roles, *accesses_to_store]}
 
-    checks = (ROOT / "infra" / "providers" / "aws" / "access_checks.py").read_text()
-    of_doctor = {"iam:GetPolicy"} if "iam.get_policy(" in checks else set()
-
-    assert actions_of(policy("controller")) == used | of_catalogue | of_doctor
+    assert actions_of(policy("controller")) == used | of_catalogue | rights_of_the_doctor(server)
 
 
 FOREIGN = {"aws:ResourceTag/heterps:workspace": "others"}
@@ -403,7 +401,12 @@ def test_the_controller_may_do_nothing_with_roles_and_profiles_of_others(kind, p
         )
     }
 
-    assert possible == {"iam:ListRoles", "iam:ListInstanceProfiles"}
+    assert possible == {
+        "iam:GetRole",
+        "iam:ListInstanceProfiles",
+        "iam:ListRoles",
+        "iam:SimulatePrincipalPolicy",
+    }
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger import EndReason
 from infra.machines.sweeper import sweep
-from infra.providers.aws.access_checks import access_checks
 from tests.infra.builders import plan
-from tests.infra.faults import MACHINES, provider_with_roles, unlike_plan
+from tests.infra.faults import provider_with_roles, unlike_plan
+from tests.infra.providers.aws.set_up import SERVICES, set_up
 from tests.infra.providers.aws.test_architectures import mixed_plan
 
 
@@ -59,11 +59,11 @@ def watched(client):
 
     for each in (provider.client, provider.iam):
         each.meta.events.register("before-parameter-build", judge)
-    return provider, calls, found
+    return provider, calls, found, judge
 
 
 def test_a_value_outside_the_model_is_a_violation(watched):
-    provider, _, found = watched
+    provider, _, found, _ = watched
     provider.client.describe_instances(MaxResults=5)
     assert found == []
 
@@ -78,10 +78,9 @@ def test_a_value_outside_the_model_is_a_violation(watched):
 
 @pytest.mark.slow
 def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_model(
-    watched, launch, ledger, server, monkeypatch, tmp_path
+    watched, launch, ledger, server
 ):
-    monkeypatch.setenv("HETERPS_RUN_STORE", f"file://{tmp_path}")
-    provider, calls, found = watched
+    provider, calls, found, judge = watched
     server.add_arm_image()
     disk = TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)
     plans = (
@@ -91,7 +90,10 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
         mixed_plan(),
     )
 
-    list(access_checks(provider.client, MACHINES, iam=provider.iam))
+    with set_up(server) as account:
+        for service in SERVICES:
+            account.listen(service, "before-parameter-build", judge)
+        list(account.checks())
     for number, each in enumerate(plans):
         run_id = f"night-{number}"
         cluster = launch(each, provider=provider, run_id=run_id)
@@ -101,6 +103,11 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
     sweep(provider, now=datetime.now(UTC) + timedelta(hours=1), ledger=ledger)
 
     assert found == []
-    assert {"CreateFleet", "CreateLaunchTemplate", "CreateRole", "TerminateInstances", "GetPolicy"} <= set(
-        calls
-    )
+    assert {
+        "CreateFleet",
+        "CreateLaunchTemplate",
+        "CreateRole",
+        "TerminateInstances",
+        "GetPolicy",
+        "GetServiceQuota",
+    } <= set(calls)

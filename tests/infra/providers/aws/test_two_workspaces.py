@@ -1,0 +1,81 @@
+"""Two people in one account: neither sees, books nor ends the machines of the other."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from infra.ledger.ledger import Ledger
+from infra.machines.sweeper import sweep_workspace
+from infra.providers import provider_of
+from infra.workspace import OLDER_CLOUD_NAME, Workspace
+from tasks.clusters import end_machines_of
+from tests.infra.builders import bootstrap, plan
+
+
+@pytest.fixture
+def people(server, tmp_path, monkeypatch):
+    """Two workspaces, each with a night of its own."""
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HETERPS_AWS_WORKSPACE", raising=False)
+    monkeypatch.delenv("HETERPS_AWS_NODE_BOUNDARY", raising=False)
+    found = {name: Workspace(root=tmp_path / name).create() for name in ("ann", "ben")}
+    for name, workspace in found.items():
+        provider_of(workspace, "aws").launch(
+            plan(),
+            run_id=f"night-of-{name}",
+            lease_until=datetime.now(UTC) + timedelta(seconds=600),
+            bootstrap=bootstrap(tmp_path / "run"),
+            ledger=Ledger(workspace.ledger_path),
+        )
+    return found
+
+
+def living(server):
+    return {
+        tag["Value"]
+        for instance in server.instances()
+        if instance["State"]["Name"] == "running"
+        for tag in instance["Tags"]
+        if tag["Key"] == "heterps:run-id"
+    }
+
+
+def test_neither_lists_nor_ends_the_machines_of_the_other(people, server):
+    ann, ben = people.values()
+
+    assert {each.run_id for each in provider_of(ann, "aws").list_instances()} == {"night-of-ann"}
+    ann.ledger_path.unlink()
+    end_machines_of(ann, "night-of-ben")
+    end_machines_of(ann, "night-of-ann")
+
+    assert living(server) == {"night-of-ben"}
+    assert {entry.run_id for entry in Ledger(ben.ledger_path).entries()} == {"night-of-ben"}
+
+
+def test_a_sweep_after_every_lease_ends_and_books_ones_own_alone(people, server, monkeypatch):
+    ann, _ = people.values()
+    after = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr(type(provider_of(ann, "aws")), "now", lambda provider: after)
+
+    swept = sweep_workspace(ann, ["aws"])
+
+    assert {machine.run_id for machine in swept.machines} == {"night-of-ann"}
+    assert living(server) == {"night-of-ben"}
+    assert {entry.run_id for entry in Ledger(ann.ledger_path).entries()} == {"night-of-ann"}
+
+
+def test_a_drawn_name_stays_and_goes_with_the_folder(tmp_path):
+    workspace = Workspace(root=tmp_path / "home")
+    name = workspace.cloud_name()
+
+    assert workspace.create().cloud_name() == Workspace(root=workspace.root).cloud_name() == name
+    assert name != Workspace(root=tmp_path / "other").create().cloud_name()
+    assert OLDER_CLOUD_NAME != name == workspace.cloud_name_path.read_text()
+
+
+def test_a_workspace_from_before_drawn_names_keeps_the_name_of_its_machines(tmp_path):
+    workspace = Workspace(root=tmp_path)
+    workspace.runs_directory.mkdir()
+
+    assert workspace.create().cloud_name() == OLDER_CLOUD_NAME
