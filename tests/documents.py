@@ -1,4 +1,4 @@
-"""The commands of README, TUTORIAL, OPERATING and AWS, in indented blocks and in backticks, and the examples of --help."""
+"""The commands of README, TUTORIAL, OPERATING and AWS (indented blocks, backticks), and the examples of --help."""
 
 import re
 import shlex

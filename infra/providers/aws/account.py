@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.queries import Network, find_images, find_network
 
 if TYPE_CHECKING:
-    from mypy_boto3_ec2.type_defs import ImageTypeDef, SubnetTypeDef
+    from mypy_boto3_ec2.type_defs import ImageTypeDef
 
 PROBE = "heterps-doctor"
 """The run id of what the doctor makes and deletes."""
@@ -43,12 +43,6 @@ class Account:
         return find_network(self.ec2, self.machines.subnet_ids)
 
     @cached_property
-    def subnets(self) -> list[SubnetTypeDef]:
-        """The subnets of the network that a launch may take."""
-        ids = list(self.network.subnet_ids.values())
-        return list(self.ec2.describe_subnets(SubnetIds=ids)["Subnets"])
-
-    @cached_property
     def images(self) -> dict[str, ImageTypeDef]:
         """The images of a launch by architecture, that of x86 first."""
         found = find_images(self.ec2, self.machines.image_ids)
@@ -73,6 +67,5 @@ class Question:
         """Ask, and return the answer as a check."""
         found = tried(self.what, explained(f"answer the check {self.what!r}")(lambda: self.ask(account)))
         is_denied = not self.is_right and any(f": {code}: " in found.found for code in _DENIED)
-        if found.state is CheckState.OK or not (is_denied or self.worst is CheckState.NOTE):
-            return found
-        return Check(found.what, CheckState.NOTE, found.found, found.fix)
+        is_note = found.state is not CheckState.OK and (is_denied or self.worst is CheckState.NOTE)
+        return replace(found, state=CheckState.NOTE) if is_note else found

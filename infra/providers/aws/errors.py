@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws.passing import is_passing
@@ -91,6 +93,7 @@ _WAYS_OUT_BY_KIND = {
     "UnknownTokenProvider": _WRONG_SETTINGS,
     "MissingDependencyException": "install the package that it names into the environment of heterps",
     "HTTPClient Connection IncompleteRead FlexibleChecksum Checksum": _NO_NETWORK,
+    "ResponseParser": "something other than AWS answered: check AWS_ENDPOINT_URL, HTTPS_PROXY and the network",
     "Waiter": "try again, what was started is ended",
     "BotoCore": "boto3 refused it before it asked AWS: check HETERPS_AWS_* (env | grep HETERPS_AWS_) and that boto3 "
     "is of the version in requirements.lock, and report it otherwise",
@@ -117,6 +120,8 @@ _BY_ORGANISATION = (
     "the organisation refuses it to every user of the account: ask its administrator, take another region or "
     "instance type, or set the tags that it demands in HETERPS_AWS_TAGS"
 )
+
+_MAX_CAUSE = 600
 
 _UNKNOWN = "look the code up in the EC2 API reference, Error codes"
 
@@ -186,7 +191,7 @@ def explained(action: str) -> Iterator[None]:
         error = problem.response["Error"]
         answer = {error["Code"]: [error.get("Message", "")]}
         raise refusal(action, answer, operation=problem.operation_name) from problem
-    except BotoCoreError as problem:
+    except (BotoCoreError, ResponseParserError) as problem:
         cause = _cause_of(problem)
         raise ProvisioningError(f"AWS could not {action}: {cause}; {_way_out_of(problem)}") from problem
 
@@ -218,15 +223,17 @@ def _is_of_server(code: str) -> bool:
     return code.startswith("Server.")
 
 
-def _cause_of(problem: BotoCoreError) -> str:
-    return " ".join(str(problem).split()).removesuffix(".")
+def _cause_of(problem: Exception) -> str:
+    # A page of a proxy is no cause that one reads.
+    return shorten(str(problem), _MAX_CAUSE, placeholder=" ...").removesuffix(".")
 
 
-def _way_out_of(problem: BotoCoreError) -> str:
+def _way_out_of(problem: Exception) -> str:
     kinds = {
         name for kind in type(problem).__mro__ for name in (kind.__name__, kind.__name__[: -len("Error")])
     }
-    return next(way_out for names, way_out in _WAYS_OUT_BY_KIND.items() if kinds & set(names.split()))
+    fitting = (way_out for names, way_out in _WAYS_OUT_BY_KIND.items() if kinds & set(names.split()))
+    return next(fitting, _UNKNOWN)
 
 
 def aws_client(service: str, *, region: str, config: Config) -> Any:

@@ -8,7 +8,6 @@ from infra.ledger.ledger import Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.providers import provider_of
 from infra.workspace import OLDER_CLOUD_NAME, Workspace
-from tasks.clusters import end_machines_of
 from tests.infra.builders import bootstrap, plan
 
 
@@ -44,10 +43,10 @@ def living(server):
 def test_neither_lists_nor_ends_the_machines_of_the_other(people, server):
     ann, ben = people.values()
 
-    assert {each.run_id for each in provider_of(ann, "aws").list_instances()} == {"night-of-ann"}
-    ann.ledger_path.unlink()
-    end_machines_of(ann, "night-of-ben")
-    end_machines_of(ann, "night-of-ann")
+    provider = provider_of(ann, "aws")
+    assert {each.run_id for each in provider.list_instances()} == {"night-of-ann"}
+    assert provider.terminate("night-of-ben") == ()
+    assert len(provider.terminate("night-of-ann")) == 2
 
     assert living(server) == {"night-of-ben"}
     assert {entry.run_id for entry in Ledger(ben.ledger_path).entries()} == {"night-of-ben"}
