@@ -61,6 +61,9 @@ class StageEvaluation:
     fewest_replicas: float = 1.0
     """Least replicas whose memory and disks hold the stage; infinite where none do."""
 
+    start_seconds: float = 0.0
+    """What it takes in a run, over the common start-up, to be ready and to write its tables at the end."""
+
     @property
     def seconds(self) -> float:
         """ET, see `step_model.py`: what is left of communication overlaps with computing, and so does a sweep."""
@@ -125,6 +128,11 @@ class PlanEvaluation:
     def cost_usd(self) -> float:
         """The sum of all lines."""
         return sum(line.cost_usd for line in self.cost_lines)
+
+    @property
+    def start_seconds(self) -> float:
+        """What start-up and teardown take over the problem's own, for all machines."""
+        return max(part.start_seconds for part in self.stages)
 
     @property
     def sweeps(self) -> Mapping[int, Sweep]:
@@ -204,7 +212,8 @@ def _cost_lines(
     units = [problem.device_types[part.stage.device_type] for part in parts]
     replicas = [part.stage.num_replicas for part in parts]
     run_hours = run_seconds / SECONDS_PER_HOUR
-    overhead_hours = (extra.startup_seconds + extra.teardown_seconds) / SECONDS_PER_HOUR
+    later_seconds = max(part.start_seconds for part in parts)
+    overhead_hours = (extra.startup_seconds + extra.teardown_seconds + later_seconds) / SECONDS_PER_HOUR
     disks_usd = sum(part.sweep.usd_per_hour for part in parts if part.sweep is not None)
     price = extra.machine_usd_per_hour + sum(part.price_usd_per_hour for part in parts)
     unit_price = extra.machine_usd_per_hour
@@ -247,6 +256,7 @@ def _evaluate_stages(
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])
     fewest_replicas = table.fewest_replicas.tolist()
+    starts = (table.start_seconds(replicas) * problem.num_steps * (1 + problem.pause_share)).tolist()
     [shares] = table.reserved.shares(table.type_indices, replicas[None]).tolist()
     table, sweeps = table.sweeping(replicas, problem.hot_shares)
     seconds = np.stack(np.broadcast_arrays(*table.terms(table.pacing(replicas))), axis=1)
@@ -263,9 +273,10 @@ def _evaluate_stages(
             reserved_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas) - bought,
             sweep=sweep and sweep._replace(disk_name=unit.disk_name),
             fewest_replicas=fewest,
+            start_seconds=start,
         )
-        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest, share in zip(
-            stages, seconds.tolist(), sweeps, fewest_replicas, shares, strict=True
+        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest, share, start in zip(
+            stages, seconds.tolist(), sweeps, fewest_replicas, shares, starts, strict=True
         )
         for unit in (problem.device_types[stage.device_type],)
         for bought in (_price_usd_per_hour(unit, stage.num_replicas, reserved=share),)

@@ -3,10 +3,11 @@
 With x the longest stage time in seconds, R the price of all instances, and of disks that are bought for tables, in
 USD per hour, the bill of a run is
 
-    N / 3600 * (x h + x0) * (R + r0)  +  fixed USD
+    N / 3600 * (x h + x0 + y) * (R + r0)  +  fixed USD
 
 N are the steps of the run, E M / B, and what pauses for checkpoints and evaluation take, counted as steps.
-x0 are start-up and teardown, spread over the steps; r0 is storage per hour; h >= 1 is the stretch by interruptions.
+x0 are start-up and teardown, spread over the steps, and y how much more of them the slowest stage takes
+(`start_terms.py`); r0 is storage per hour; h >= 1 is the stretch by interruptions.
 With all terms off it is the planning contract's x * R. Young's checkpoint interval sqrt(2 delta / L) for L
 interruptions per hour costs a share sqrt(2 delta L) of the time in pauses and lost work together, and each
 interruption a restart rho, so h = 1 + sqrt(2 delta L) + rho L (J. W. Young, CACM 17(9), 1974; J. T. Daly, FGCS 22(3),
@@ -15,7 +16,7 @@ interruption a restart rho, so h = 1 + sqrt(2 delta L) + rho L (J. W. Young, CAC
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -78,9 +79,15 @@ class Objective:
             + self.restart_hours * interruptions_per_hour
         )
 
-    def product(self, stage_seconds: Any, usd_per_hour: Any, interruptions_per_hour: Any) -> Any:
-        """Return (x h + x0) * (R + r0)."""
-        stretched = stage_seconds * self.stretch(interruptions_per_hour) + self.extra_seconds
+    def later(self, start_seconds: float) -> Objective:
+        """Return the objective of plans whose slowest stage takes at least so much more start-up."""
+        return replace(self, extra_seconds=self.extra_seconds + start_seconds)
+
+    def product(
+        self, stage_seconds: Any, usd_per_hour: Any, interruptions_per_hour: Any, start_seconds: Any = 0.0
+    ) -> Any:
+        """Return (x h + x0 + y) * (R + r0)."""
+        stretched = stage_seconds * self.stretch(interruptions_per_hour) + self.extra_seconds + start_seconds
         return stretched * (usd_per_hour + self.extra_usd_per_hour)
 
     def cost_usd(self, product: Any) -> Any:

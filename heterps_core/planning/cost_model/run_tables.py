@@ -22,6 +22,7 @@ from heterps_core.planning.cost_model.stage_cost import (
     replica_memory_bytes,
 )
 from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.cost_model.start_terms import StartTerms
 from heterps_core.planning.cost_model.step_model import num_microbatches_of, scale_and_fraction
 from heterps_core.planning.cost_model.trainer_terms import TrainerTerms
 from heterps_core.planning.problem.extra_costs import Reserved
@@ -151,6 +152,12 @@ def _stage_table(
     else:
         traffic = by_type(lambda layer, name: layer.communication_seconds[name])
         communication_seconds, across_fraction = (traffic + across) * scale, communication_fraction
+    shared_bytes = sums([layer.state_bytes * layer.is_sharded for layer in layers])[:, None]
+    memory_replicas = _least_memory_replicas(
+        sums([layer.state_bytes * (not layer.is_sharded) for layer in layers])[:, None],
+        shared_bytes,
+        np.array([unit.usable_bytes for unit in units]),
+    )
     covers = {index: _cover_prices(unit) for index, unit in enumerate(units) if unit.instances}
     reserved = {index: unit.reserved for index, unit in enumerate(units) if unit.reserved}
     with_reserved = {index: _reserved_prices(covers[index][0], each) for index, each in reserved.items()}
@@ -160,11 +167,8 @@ def _stage_table(
         communication_seconds=communication_seconds,
         trainer=trainer,
         single_communication_seconds=across * scale if has_lone_replicas else None,
-        memory_replicas=_least_memory_replicas(
-            sums([layer.state_bytes * (not layer.is_sharded) for layer in layers])[:, None],
-            sums([layer.state_bytes * layer.is_sharded for layer in layers])[:, None],
-            np.array([unit.usable_bytes for unit in units]),
-        ),
+        memory_replicas=memory_replicas,
+        start=_start_terms(problem, shared_bytes, memory_replicas),
         sweep=sweep_terms(problem, sums),
         compute_parallel_fraction=compute_fraction,
         communication_parallel_fraction=across_fraction,
@@ -188,6 +192,26 @@ def _stage_table(
                 if units[index].on_demand_instances is not None and index not in reserved
             }
         ),
+    )
+
+
+def _start_terms(
+    problem: SchedulingProblem, shared_bytes: Floats, memory_replicas: Floats
+) -> StartTerms | None:
+    """Return when stages are ready; None where start-up is not charged, or all begin at once."""
+    units = tuple(problem.device_types.values())
+    if problem.extra_costs.startup_seconds == 0 or not any(
+        unit.startup_seconds or unit.load_seconds_per_byte for unit in units
+    ):
+        return None
+    num_steps = problem.num_steps * (1 + problem.pause_share)
+    rates = np.array([unit.load_seconds_per_byte for unit in units])
+    of_disks = np.array([2 / unit.disk_bytes_per_s if unit.disk_bytes_per_s else 0.0 for unit in units])
+    return StartTerms(
+        fixed_seconds=np.array([unit.startup_seconds for unit in units]) / num_steps,
+        shared_seconds=shared_bytes * rates / num_steps,
+        shared_on_disk=shared_bytes * np.where(rates > 0, np.maximum(rates, of_disks), 0.0) / num_steps,
+        memory_replicas=memory_replicas,
     )
 
 

@@ -19,6 +19,7 @@ from heterps_core.planning.cost_model.instance_cover import NO_STAIRS, PriceStai
 from heterps_core.planning.cost_model.replica_roots import kept_counts
 from heterps_core.planning.cost_model.reserved_machines import NO_RESERVED, ReservedMachines
 from heterps_core.planning.cost_model.stage_cost import replicated_seconds
+from heterps_core.planning.cost_model.start_terms import StartTerms
 from heterps_core.planning.cost_model.step_model import StageSeconds, pacing_replicas
 from heterps_core.planning.cost_model.trainer_terms import NEAR_INTEGER, TrainerTerms
 
@@ -65,13 +66,33 @@ class StageTable:
     on_demand_usd: PriceStairs = NO_STAIRS
     """What it adds to these prices that one instance is on-demand, of types on spot."""
 
+    start: StartTerms | None = None
+    """None where all stages are ready at the same time."""
+
+    latest_start: float = np.inf
+    """y: no stage may be ready later, spread over the steps."""
+
     @property
     def fewest_replicas(self) -> Floats:
-        """Least replicas whose memory and disks hold the stage; infinite where none do."""
+        """Least replicas that hold the stage, by memory or disks, and are ready in time; infinite where none do."""
         if self.sweep is None:
-            return self.memory_replicas
+            return self._ready(self.memory_replicas)
         swept = self.sweep.least_replicas(np.full((1,) * (self.compute_seconds.ndim + 1), np.inf)).min(axis=0)
-        return np.asarray(np.minimum(self.memory_replicas, swept))
+        return self._ready(np.asarray(np.minimum(self.memory_replicas, swept)))
+
+    def start_seconds(self, num_replicas: Floats) -> Floats:
+        """Return U(k), elementwise; 0 where all stages are ready at the same time."""
+        return np.zeros(np.shape(num_replicas)) if self.start is None else self.start.seconds(num_replicas)
+
+    def ready_by(self, latest_start: float) -> StageTable:
+        """Return the table of stages that are ready by then."""
+        return self if self.start is None else replace(self, latest_start=latest_start)
+
+    def _ready(self, held: Floats) -> Floats:
+        """Return the fewest replicas of those from `held` on that are ready in time."""
+        if self.start is None or self.latest_start == np.inf:
+            return held
+        return np.maximum(held, self.start.least_replicas(self.latest_start))
 
     def seconds(self, num_replicas: Floats) -> Floats:
         """Return ET(k), elementwise; infinite k are allowed."""
@@ -224,9 +245,9 @@ class StageTable:
         """
         x = stage_seconds.reshape(-1, *(1,) * self.compute_seconds.ndim)
         if self.sweep is None:
-            return self._least_held(x, self.memory_replicas)
-        least = replace(self, sweep=None)._least_held(x, self.memory_replicas)
-        held = self.sweep.least_replicas(x[None])  # (H, X, *N)
+            return self._least_held(x, self._ready(self.memory_replicas))
+        least = replace(self, sweep=None)._least_held(x, self._ready(self.memory_replicas))
+        held = self._ready(self.sweep.least_replicas(x[None]))  # (H, X, *N)
         # Rows on disk can only help where fewer replicas hold them.
         share, *place = np.nonzero(held < least)
         if share.size:

@@ -7,6 +7,7 @@ only the stage times that some stage reaches with a whole number of replicas mat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -81,21 +82,27 @@ class FixedStages:
         is_possible = np.asarray(np.isfinite(replicas).all(axis=1))
         reached_seconds = np.where(is_possible, self.table.seconds(replicas).max(axis=1), stage_seconds)
         counts = np.where(is_possible[:, None], replicas, 1.0)
-        on_demand_usd = self.table.on_demand_usd_per_hour(counts).min(axis=1)
-        is_possible &= np.isfinite(on_demand_usd)
-        products = self.objective.product(
-            reached_seconds,
-            self.table.usd_per_hour(counts).sum(axis=1)
-            + on_demand_usd
-            + self.table.reserved.added(self.table.type_indices, counts),
-            counts @ self.table.interruptions_per_hour,
-        )
+        is_possible &= np.isfinite(self.table.on_demand_usd_per_hour(counts).min(axis=1))
+        products = self._products(reached_seconds, counts)
         products[~is_possible] = np.inf
         return RateSolutions(
             rates=products / (reached_seconds + self.objective.shift_seconds),
             reached_seconds=reached_seconds,
             products=products,
             replicas=replicas,
+        )
+
+    def _products(self, reached_seconds: Floats, counts: Floats, start_seconds: float = 0.0) -> Floats:
+        """Return the products of counts of shape (X, S)."""
+        return np.asarray(
+            self.objective.product(
+                reached_seconds,
+                self.table.usd_per_hour(counts).sum(axis=1)
+                + self.table.on_demand_usd_per_hour(counts).min(axis=1)
+                + self.table.reserved.added(self.table.type_indices, counts),
+                counts @ self.table.interruptions_per_hour,
+                start_seconds,
+            )
         )
 
     def cheapest_replicas(
@@ -105,8 +112,29 @@ class FixedStages:
 
         Stage times are at most `limit_seconds`; only counts below a product from elsewhere are looked for.
         """
+        if self.table.start is None:
+            replicas, product = self._cheapest(limit_seconds, below_product)
+            return None if replicas is None else replicas.astype(np.int64), product
+        # Charged the earliest start of all counts, the best that are ready by a limit cost no more than they do. So
+        # none is better once those that are ready before the last ones found cost as much as the best.
+        earliest = self.objective.later(float(self.table.start_seconds(self.table.max_units).max()))
+        best, best_product, latest = None, below_product, np.inf
+        while True:
+            part = FixedStages(table=self.table.ready_by(latest), objective=earliest)
+            replicas, _ = part._cheapest(limit_seconds, best_product)
+            if replicas is None:
+                return best, np.inf if best is None else best_product
+            starts = float(self.table.start_seconds(replicas).max())
+            reached_seconds = self.table.seconds(replicas).max(keepdims=True)
+            product = float(self._products(reached_seconds, replicas[None], starts)[0])
+            if product < best_product:
+                best, best_product = replicas.astype(np.int64), product
+            latest = math.nextafter(starts, 0.0)
+
+    def _cheapest(self, limit_seconds: float, below_product: float) -> tuple[Floats | None, float]:
+        """Return the same where no start is charged beside that of the objective."""
         low_seconds, high_seconds = self._range(limit_seconds)
-        replicas, product = minimise_stage_time_rate(
+        return minimise_stage_time_rate(
             self._solve,
             low_seconds=low_seconds,
             high_seconds=high_seconds,
@@ -114,7 +142,6 @@ class FixedStages:
             batch_size=_POINTS_PER_ROUND,
             known_product=below_product,
         )
-        return None if replicas is None else replicas.astype(np.int64), product
 
     def least_seconds(self) -> float:
         """Return the shortest longest-stage time that memory and caps allow, infinite where none does."""

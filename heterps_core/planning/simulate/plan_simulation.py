@@ -88,6 +88,7 @@ def run_cost_usd(problem: SchedulingProblem, evaluation: PlanEvaluation, *, step
         step_seconds,
         evaluation.price_usd_per_hour,
         sum(rates[part.stage.device_type] * part.stage.num_replicas for part in evaluation.stages),
+        evaluation.start_seconds / (objective.usd_per_product * SECONDS_PER_HOUR),
     )
     return float(objective.cost_usd(product))
 

@@ -155,7 +155,14 @@ class CappedSearch:
             ends[0], ends[-1] = low_seconds, high_seconds
             all_rows = np.arange(self.bounds.table(0).compute_seconds.size)
             for low, high in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
-                plans = Plans(low=low, high=high, group=0, is_rest=len(self.groups) > 1, rows=all_rows)
+                plans = Plans(
+                    low=low,
+                    high=high,
+                    group=0,
+                    is_rest=len(self.groups) > 1,
+                    starts=(0.0, self.bounds.latest_start()),
+                    rows=all_rows,
+                )
                 self._push(_Interval(self.bounds.work_bound(low), 0, plans))
         for near in _NEAR:
             while self._heap and self._heap[0].lower_bound * (1 + near) < self.best.product * (
@@ -225,7 +232,8 @@ class CappedSearch:
             return
         z = self.bounds.objective.shift_seconds
         ratio = (plans.high + z) / (plans.low + z)
-        loss = max(ratio, interval.known.linear.most_over_linear(interval.lower_bound))
+        later = self._start_ratio(plans)
+        loss = max(ratio, later, interval.known.linear.most_over_linear(interval.lower_bound))
         is_near = interval.lower_bound * (1 + _NEARLY) >= target
         most_searches = _PARTIAL_SEARCHES if near else _LAST_PARTIAL_SEARCHES
         may_search = interval.num_programmes < _PROGRAMMES or interval.num_partial_searches < most_searches
@@ -233,7 +241,11 @@ class CappedSearch:
         if has_few or (loss <= (_SEARCHED_NEARBY if is_near else _SEARCHED) and may_search):
             self._search(interval, interval.known, target, near)
             return
-        if self._split_interruptions(interval, interval.known, ratio):
+        if self._split_interruptions(interval, interval.known, max(ratio, later)):
+            return
+        if later > max(ratio, _NARROW):
+            earliest, latest = (self._offset(plans) + start for start in plans.starts)
+            self._split_starts(interval, plans, math.sqrt(earliest * latest) - self._offset(plans))
             return
         if ratio <= _NARROW:
             self._given_up = min(self._given_up, interval.lower_bound)
@@ -243,6 +255,19 @@ class CappedSearch:
     def _split(self, interval: _Interval, plans: Plans, middle: float) -> None:
         self._push_part(interval, replace(plans, high=math.nextafter(middle, 0.0)))
         self._push_part(interval, replace(plans, low=middle))
+
+    def _offset(self, plans: Plans) -> float:
+        return plans.low + self.bounds.objective.extra_seconds
+
+    def _start_ratio(self, plans: Plans) -> float:
+        """Return how far about starts let plans lie above the bound, as a ratio."""
+        earliest, latest = plans.starts
+        return (self._offset(plans) + latest) / (self._offset(plans) + earliest)
+
+    def _split_starts(self, interval: _Interval, plans: Plans, middle: float) -> None:
+        earliest, latest = plans.starts
+        self._push_part(interval, replace(plans, starts=(earliest, math.nextafter(middle, 0.0))))
+        self._push_part(interval, replace(plans, starts=(middle, latest)))
 
     def _evaluate(self, interval: _Interval) -> None:
         """Bound the plans of an interval by prices on scarce units."""
@@ -347,7 +372,10 @@ class CappedSearch:
         ratio = plans.high / plans.low
         if self._split_interruptions(interval, known, ratio):
             return
-        reached = self.bounds.slowest_seconds(plans, rows)
+        reached, start = self.bounds.slowest_seconds(plans, rows)
+        if plans.starts[0] < start <= plans.starts[1]:
+            self._split_starts(interval, plans, start)
+            return
         if not plans.low < reached < plans.high:
             reached = math.sqrt(plans.low * plans.high)
         if plans.low < reached < plans.high:

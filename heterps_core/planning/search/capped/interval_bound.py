@@ -46,6 +46,9 @@ class Plans:
     interruptions: tuple[float, float] = (0.0, math.inf)
     """Per hour."""
 
+    starts: tuple[float, float] = (0.0, math.inf)
+    """Least and most start-up of the slowest stage over the common one, spread over the steps."""
+
     least_hourly: float = 0.0
     """Least charge per hour, in USD; 0 where it is not known."""
 
@@ -85,7 +88,7 @@ class IntervalBounds:
         self.caps = caps[self.columns.types]
         self._tables: dict[int, StageTable] = {}
         self._replicas: dict[int, Floats] = {}
-        self._replicas_of: tuple[float, Ints] = 0.0, np.empty(0, dtype=np.int64)
+        self._replicas_of: tuple[float, float, Ints] = 0.0, 0.0, np.empty(0, dtype=np.int64)
 
     def table(self, group: int) -> StageTable:
         """Return the candidate stages of a group."""
@@ -180,24 +183,33 @@ class IntervalBounds:
             nearest=nearest,
         )
 
-    def slowest_seconds(self, plans: Plans, rows: Ints) -> float:
-        """Return the longest stage time of a partition with the replicas that the upper end wants."""
-        part = self.table(plans.group).take(rows)
-        return float(part.seconds(part.least_replicas(np.array([plans.high]))[0]).max())
+    def slowest_seconds(self, plans: Plans, rows: Ints) -> tuple[float, float]:
+        """Return the longest stage time and start of a partition with the replicas that the upper ends want."""
+        part = self._part(plans.group, replace(plans, rows=rows))
+        replicas = part.least_replicas(np.array([plans.high]))[0]
+        return float(part.seconds(replicas).max()), float(part.start_seconds(replicas).max())
+
+    def latest_start(self) -> float:
+        """Return a start, spread over the steps, that no stage with the fewest replicas exceeds."""
+        table = self.table(0)
+        fewest = table.fewest_replicas
+        starts = np.where(np.isfinite(fewest), table.start_seconds(fewest), 0.0)
+        return float(starts.max())
 
     def _part(self, group: int, plans: Plans) -> StageTable:
         table = self.table(group)
         # All of them need no copy.
-        return table.take(plans.rows) if plans.rows.size < table.compute_seconds.size else table
+        part = table.take(plans.rows) if plans.rows.size < table.compute_seconds.size else table
+        return part.ready_by(plans.starts[1])
 
     def _groups(self, plans: Plans) -> range:
         return range(plans.group, len(self.groups) if plans.is_rest else plans.group + 1)
 
     def _least_replicas(self, group: int, plans: Plans) -> Floats:
         """Return the fewest replicas of each stage in a group, kept while the same stages and times are asked for."""
-        high, rows = self._replicas_of
-        if high != plans.high or rows is not plans.rows:
-            self._replicas_of, self._replicas = (plans.high, plans.rows), {}
+        high, latest, rows = self._replicas_of
+        if high != plans.high or latest != plans.starts[1] or rows is not plans.rows:
+            self._replicas_of, self._replicas = (plans.high, plans.starts[1], plans.rows), {}
         if group not in self._replicas:
             self._replicas[group] = self._part(group, plans).least_replicas(np.array([plans.high]))[0]
         return self._replicas[group]
@@ -245,7 +257,7 @@ class IntervalBounds:
 
     def _linear(self, plans: Plans, candidates: _Candidates) -> LinearProduct | None:
         """Return a product that adds up over stages, None where no plan is better."""
-        objective, low = self.objective, plans.low
+        objective, low = self.objective.later(plans.starts[0]), plans.low
         if not objective.has_interruptions:
             return LinearProduct(objective, low, 0.0, 0.0, 0.0)
         chain = candidates.chain(candidates.usd_per_hour)
