@@ -229,9 +229,15 @@ def derived(hardware: Hardware) -> dict[str, DeviceType]:
                 f"each family of hardware.toml must have sizes in {_TABLE.name}, but {family} has none; add them, or "
                 f"move the family to left_out"
             )
+    kept = {family for family in sizes if not any(family in each for each in hardware.left_out.values())}
+    cards = {
+        name: replace(card, families=families)
+        for name, card in hardware.cards.items()
+        if (families := tuple(family for family in card.families if family in kept))
+    }
     types = [
         *(each for processor in hardware.processors.values() for each in _core_types(processor, sizes)),
-        *(each for name, card in hardware.cards.items() for each in _card_types(name, card, sizes)),
+        *(each for name, card in cards.items() for each in _card_types(name, card, sizes)),
     ]
     return {each.name: each for each in types}
 

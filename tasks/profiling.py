@@ -61,6 +61,9 @@ class PlannedJob:
     decoded_share: float = 0.0
     """Share of the rows of an epoch whose row groups are not in memory."""
 
+    starts_from_model: bool = False
+    """Its tables come from the bucket; otherwise they are drawn."""
+
 
 def planned_job(
     dataset: PreparedDataset,

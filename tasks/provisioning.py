@@ -200,7 +200,7 @@ def find_offers(
         offer
         for market in markets
         for offer in catalogue.offers(region=region, market=market)
-        if offer.instance_type.family in families
+        if offer.instance_type.family in families and not offer.instance_type.is_metal
     ]
     return tuple(with_interruptions(offers))
 
@@ -299,7 +299,7 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     Raises:
         InfeasiblePlanError: It would be paid for until then and not come to its end; with the fix.
     """
-    overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS
+    overhead_s = STARTUP_SECONDS + TEARDOWN_SECONDS + evaluation.start_seconds
     seconds = evaluation.run_seconds + overhead_s
     rented_from = get_provider(provider)
     lifetime_s = rented_from.lifetime_s

@@ -31,7 +31,7 @@ from heterps_core.units import SECONDS_PER_MINUTE
 from infra.inventory import HERE
 from infra.prices.service_charges import RATES, Rates
 from tasks.planning.deadline import Deadline, PlanningTime
-from tasks.planning.extra_costs import job_extra_costs, pause_share
+from tasks.planning.extra_costs import job_extra_costs, pause_share, with_starts
 from tasks.planning.table_disks import with_table_disks
 from tasks.profiling import PlannedJob, ProfiledModel
 from tasks.steps import step
@@ -43,6 +43,9 @@ _COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only"
 _SPEED_ON_SPOT, _MOST_FOR_SPEED = 2.0, 1.1
 """How many times as fast as it must be a plan on spot is made, where that costs at most so many times as much: on
 recorded markets nights that can wait cost a quarter less (docs/log, 2026-11)."""
+
+_MOST_FLOORS = 4
+"""Floors that are asked for one after the other where machines start too late."""
 
 SAME_COST = 1e-9
 """Relative difference of two costs that is rounding."""
@@ -111,6 +114,8 @@ def make_problems(
         problem = (
             in_memory if is_in_memory else with_table_disks(in_memory, profiled.planned_graph, in_zone, rates)
         )
+        if offers[0].cloud == AWS:
+            problem = with_starts(problem, profiled.planned_graph, starts_from_model=job.starts_from_model)
         caps = {name: offer_choice.most_units(name, in_zone) for name in problem.device_types}
         problems.append(with_enough_units(problem, caps))
     return problems
@@ -317,8 +322,10 @@ def search_in_time(
     Raises:
         InfeasiblePlanError: There is no plan.
     """
-    searches = search(problem)
-    if deadline is None or searches.chosen.evaluation.interruptions_per_hour == 0:
+    if deadline is None:
+        return problem, search(problem)
+    problem, searches = _ready_in_time(problem, deadline.training_seconds, deadline, search)
+    if searches.chosen.evaluation.interruptions_per_hour == 0:
         return problem, searches
     in_time = False
     least = searches
@@ -329,7 +336,7 @@ def search_in_time(
             problem, throughput_floor_samples_per_s=max(floor, problem.throughput_floor_samples_per_s)
         )
         try:
-            found = search(faster)
+            faster, found = _ready_in_time(faster, deadline.num_samples / floor, deadline, search)
         except InfeasiblePlanError:
             break
         plan = found.chosen.plan
@@ -341,12 +348,48 @@ def search_in_time(
         problem, searches, in_time = faster, found, True
     if steady_problem is not None:
         try:
-            steady = search(steady_problem)
+            steady_problem, steady = _ready_in_time(
+                steady_problem, deadline.training_seconds, deadline, search
+            )
         except InfeasiblePlanError:
             return problem, searches
         if not in_time or steady.chosen.plan.cost_usd <= searches.chosen.plan.cost_usd:
             return steady_problem, steady
     return problem, searches
+
+
+def _ready_in_time(
+    problem: SchedulingProblem,
+    seconds: float,
+    deadline: Deadline,
+    search: Callable[[SchedulingProblem], Searches],
+) -> tuple[SchedulingProblem, Searches]:
+    """Search a plan whose start-up and steps are over in time; return the problem with its floor.
+
+    The floor counts the earliest start. Where a plan starts so much later that it is late, a higher floor is asked
+    for; the bound of the first search stays, as no plan does with a lower floor.
+
+    Raises:
+        InfeasiblePlanError: There is no plan, or none that was met is in time.
+    """
+    bound_usd = math.inf
+    for _ in range(_MOST_FLOORS):
+        searches = search(problem)
+        bound_usd = min(bound_usd, searches.chosen.plan.cost_lower_bound_usd)
+        evaluation = searches.chosen.evaluation
+        left_s = seconds - evaluation.start_seconds / (1 + problem.pause_share)
+        floor = deadline.num_samples / max(left_s, 1e-3)
+        if evaluation.throughput_samples_per_s >= floor * (1 - SAME_COST):
+            results = {
+                name: replace(each, plan=replace(each.plan, cost_lower_bound_usd=bound_usd))
+                for name, each in searches.results.items()
+            }
+            return problem, replace(searches, results=results)
+        problem = replace(problem, throughput_floor_samples_per_s=floor)
+    raise InfeasiblePlanError(
+        "throughput floor",
+        f"machines that reach it start {evaluation.start_seconds:.0f} s later than the first ones, which is too late",
+    )
 
 
 def with_compared(

@@ -197,7 +197,9 @@ def _job_of(run: OpenedRun) -> PlannedJob:
         planned_rows_per_slot=asked.planned_rows_per_slot,
     )
     # The model that it begins with is judged on the same rows, after the trained one.
-    return job if run.start.model is None else replace(job, evaluated_share=2 * job.evaluated_share)
+    if run.start.model is None:
+        return replace(job, starts_from_model=run.is_resumed)
+    return replace(job, evaluated_share=2 * job.evaluated_share, starts_from_model=True)
 
 
 def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Deadline | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,6 +74,15 @@ class ReplicaPath(JsonDocument):
 
     measured_at: str = ""
     """ISO 8601; empty where nothing was measured."""
+
+    def exchange_seconds(self) -> dict[str, Any]:
+        """Return the terms by the names of a unit type's fields."""
+        return {
+            "exchange_seconds": self.message_seconds,
+            "exchange_seconds_per_peer": self.peer_seconds,
+            "exchange_seconds_per_table": self.table_seconds,
+            "exchange_seconds_per_byte": self.byte_seconds,
+        }
 
     def __str__(self) -> str:
         """Return the terms for people."""

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from heterps_core.device_types import get_device_type
 from heterps_core.models.model_graph import ModelGraph
 from heterps_core.planning.cost_model.step_model import FORWARD_SHARE
 from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.planning.problem.row_use import changed_share
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.prices.service_charges import RATES, Rates, service_lines
 
-STARTUP_SECONDS = 120.0
-"""Assumed, from launch to first step: an instance boots in half a minute to a minute, then the environment is
-unpacked, tables are filled and torch starts."""
+STARTUP_SECONDS = 70.0
+"""From launch to a worker on a core that can load its tables: a request of a fleet and its answer (10 s, assumed), a
+cold launch up to a shell (26 s: github.com/brevdev/ec2-coldboot-research), 0.65 GB of libraries that torch maps, read
+from a volume that its snapshot still fills at 130 MB/s (5 s: repost.aws, article on EBS volume initialization during
+MGN migrations), and two Pythons, code and sockets (29 s, assumed)."""
+
+CARD_STARTUP_SECONDS = 40.0
+"""By how much later a worker on a card can load: 2.5 GB more of libraries at that rate, and 20 s for driver and
+context (both assumed)."""
 
 TEARDOWN_SECONDS = 30.0
-"""Assumed, from the last step to the end of billing: the last checkpoint is written before it, the log after it."""
+"""Assumed, from the last step to the end of billing, without the rows of the last checkpoint."""
+
+DRAWN_BYTES_PER_S = 0.5e9
+"""Initial rows that a core draws: 0.53e9 on one EPYC core (2026-11-28)."""
+
+FLOW_BYTES_PER_S = 5e9 / 8
+"""One flow outside a placement group (Amazon EC2 User Guide, instance network bandwidth)."""
+
+LAST_SAMPLES = 6e7
+"""Samples whose rows the last checkpoint writes: 100,000 a second, assumed, in the ten minutes before it."""
 
 CHECKPOINT_SECONDS = 1.0
 """Assumed pause of all workers for one checkpoint: steps drain, and the rows that changed are copied, 256 MiB in some
@@ -30,9 +48,9 @@ CHECKPOINT_INTERVAL_SECONDS = 600.0
 LEAST_CHECKPOINT_INTERVAL_SECONDS = 60.0
 """In which the store takes what changed."""
 
-RESTART_SECONDS = STARTUP_SECONDS + 10.0
+RESTART_SECONDS = STARTUP_SECONDS + 60.0
 """Assumed, from an interruption to the next step: a new machine starts as the first did, then all meet again
-and share out the checkpoint."""
+and share out the checkpoint, whose bytes are not counted."""
 
 KEPT_WHOLE_CHECKPOINTS = 3
 """Two with whole rows of their own, and after each what changed: up to half as much again."""
@@ -44,7 +62,7 @@ HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
 
-REGION_BYTES_PER_S = 5e9 / 8
+REGION_BYTES_PER_S = FLOW_BYTES_PER_S
 """From a machine of fewer than 32 vCPUs to other regions (Amazon EC2 User Guide, instance network bandwidth); counted
 as if one machine moved all bytes."""
 
@@ -102,6 +120,31 @@ def job_extra_costs(
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
     )
+
+
+def with_starts(
+    problem: SchedulingProblem, graph: ModelGraph, *, starts_from_model: bool
+) -> SchedulingProblem:
+    """Return the problem with the start-up of each device type's machines, and what each byte of tables adds to it.
+
+    A first model's rows are drawn, another's come from the bucket; the rows of the last checkpoint go there. Disks
+    may be slower than either.
+    """
+    changed = changed_share(graph.layers, min(problem.num_samples * problem.num_epochs, LAST_SAMPLES))
+
+    def started(name: str, unit: UnitType) -> UnitType:
+        network = min(get_device_type(name).tensor_bandwidth_bytes_per_s, FLOW_BYTES_PER_S)
+        loaded = network if starts_from_model else DRAWN_BYTES_PER_S
+        disk = unit.disk_bytes_per_s or math.inf
+        return replace(
+            unit,
+            startup_seconds=0.0 if is_cpu(name) else CARD_STARTUP_SECONDS,
+            load_seconds_per_byte=1 / loaded + changed / network,
+            disk_load_seconds_per_byte=1 / min(loaded, disk) + changed / min(network, disk),
+        )
+
+    units = {name: started(name, unit) for name, unit in problem.device_types.items()}
+    return replace(problem, device_types=units)
 
 
 def pause_share(evaluated_share: float) -> float:

@@ -211,5 +211,6 @@ def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> _Opti
         return _Option(way=Way.REPLAN, refusal=str(error).partition(";")[0])
     evaluation = evaluate(problem, optimum.stages)
     stretch = float(objective_of(problem).stretch(evaluation.interruptions_per_hour))
-    seconds = PLANNING_SECONDS + STARTUP_SECONDS + evaluation.run_seconds * stretch
+    start_seconds = STARTUP_SECONDS + evaluation.start_seconds
+    seconds = PLANNING_SECONDS + start_seconds + evaluation.run_seconds * stretch
     return _Option(way=Way.REPLAN, seconds=seconds, usd=optimum.cost_usd)

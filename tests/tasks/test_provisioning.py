@@ -169,6 +169,22 @@ def test_price_over_time():
     assert usd_for(7.2, 500.0) == pytest.approx(1.0)
 
 
+def test_metal_sizes_are_not_offered_as_they_start_late_and_cost_no_less():
+    families = {"c7i", "g4dn"}
+    offered = [
+        offer
+        for offer in PriceCatalogue().offers(region="us-east-1")
+        if offer.instance_type.family in families
+    ]
+    metal = {offer.instance_type.name for offer in offered if offer.instance_type.is_metal}
+
+    found = {offer.instance_type.name for offer in find_offers.fn(["cpu-c7i", "gpu-t4"])}
+
+    assert metal == {"c7i.metal-24xl", "c7i.metal-48xl", "g4dn.metal"}
+    assert not found & metal
+    assert {"c7i.48xlarge", "g4dn.12xlarge"} <= found
+
+
 def evaluation_of(hours):
     """The builder's plan for as many samples as it trains in these hours."""
     problem = make_problem()
@@ -179,8 +195,8 @@ def evaluation_of(hours):
 
 def test_a_night_that_outlives_its_machines_is_refused_with_the_floor_that_it_would_take():
     evaluation = evaluation_of(hours=7)
-    # By hand: 120 s to start and 30 s to end leave 21,450 s of six hours.
-    floor = math.ceil(evaluation.throughput_samples_per_s * 7 * 3600 / 21_450)
+    # By hand: 70 s to start and 30 s to end leave 21,500 s of six hours.
+    floor = math.ceil(evaluation.throughput_samples_per_s * 7 * 3600 / 21_500)
 
     with pytest.raises(InfeasiblePlanError) as refused:
         check_lifetime(evaluation, provider="aws")

@@ -139,18 +139,34 @@ def planned_in_time(problem, *, steady=True, hours_left, **limits):
     return deadline, found, searches.chosen
 
 
+def test_a_plan_whose_machines_start_late_is_faster_so_that_it_is_in_time():
+    problem = without_spot(make_spot_problem(hours=3.0, max_units=8))
+    units = {name: replace(unit, startup_seconds=3_600.0) for name, unit in problem.device_types.items()}
+
+    _, _, at_once = planned_in_time(problem, steady=False, hours_left=4)
+    late_problem = replace(problem, device_types=units)
+    deadline, found, late = planned_in_time(late_problem, steady=False, hours_left=4)
+
+    # By hand: one unit takes 3 h of 14,120 s; with an hour more of start-up two are needed.
+    assert (at_once.plan.stages[0].num_replicas, late.plan.stages[0].num_replicas) == (1, 2)
+    assert found.throughput_floor_samples_per_s == pytest.approx(10_800 / (14_120 - 3_600))
+    assert late.evaluation.run_seconds + 3_600 <= deadline.training_seconds
+    # The bound is that of the first search, as no plan does with less.
+    assert late.plan.cost_lower_bound_usd == pytest.approx(at_once.plan.cost_usd + 1)
+
+
 @pytest.mark.parametrize(("max_units", "num_units"), [(1, 1), (8, 2)])
 def test_a_plan_on_spot_has_time_for_an_interruption_and_to_wait_for_machines(max_units, num_units):
     deadline, found, chosen = planned_in_time(make_spot_problem(hours=3.0, max_units=max_units), hours_left=4)
 
     [stage] = chosen.plan.stages
-    # By hand: 4 h less 330 s are left for training, and 3.69 h after an interruption; twice as fast are two units,
+    # By hand: 4 h less 280 s are left for training, and 3.70 h after an interruption; twice as fast are two units,
     # which cost as much as one.
     assert (stage.device_type, stage.num_replicas) == ("cpu-c7i-spot", num_units)
     assert found.throughput_floor_samples_per_s == pytest.approx(
         deadline.spot_floor_samples_per_s * num_units
     )
-    spare_s = 4 * 3_600 - 330 - 790 - 3 * 3_600 / num_units
+    spare_s = 4 * 3_600 - 280 - 790 - 3 * 3_600 / num_units
     assert (deadline.spot_until(num_units) - NOW).total_seconds() == pytest.approx(spare_s)
 
 

@@ -275,7 +275,14 @@ def _evaluate_stages(
             fewest_replicas=fewest,
             start_seconds=start,
         )
-        for stage, (compute, exchange, across, gradient_sum, drained, reading), sweep, fewest, share, start in zip(
+        for stage, (
+            compute,
+            exchange,
+            across,
+            gradient_sum,
+            drained,
+            reading,
+        ), sweep, fewest, share, start in zip(
             stages, seconds.tolist(), sweeps, fewest_replicas, shares, starts, strict=True
         )
         for unit in (problem.device_types[stage.device_type],)

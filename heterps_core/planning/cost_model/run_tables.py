@@ -206,11 +206,11 @@ def _start_terms(
         return None
     num_steps = problem.num_steps * (1 + problem.pause_share)
     rates = np.array([unit.load_seconds_per_byte for unit in units])
-    of_disks = np.array([2 / unit.disk_bytes_per_s if unit.disk_bytes_per_s else 0.0 for unit in units])
+    of_disks = np.array([unit.disk_load_seconds_per_byte for unit in units])
     return StartTerms(
         fixed_seconds=np.array([unit.startup_seconds for unit in units]) / num_steps,
         shared_seconds=shared_bytes * rates / num_steps,
-        shared_on_disk=shared_bytes * np.where(rates > 0, np.maximum(rates, of_disks), 0.0) / num_steps,
+        shared_on_disk=shared_bytes * np.maximum(rates, of_disks) / num_steps,
         memory_replicas=memory_replicas,
     )
 

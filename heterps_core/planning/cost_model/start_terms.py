@@ -1,8 +1,8 @@
 """When the machines of a stage are ready, and how long they write after the last step.
 
 A worker of a device type can load u seconds after its launch, and needs r seconds for each byte of its tables, read
-before the first step and written after the last one. Where its rows lie on a disk of d bytes per second, r is at
-least 2 / d. With k replicas that divide S bytes,
+before the first step and written after the last one; more where its rows lie on disk. With k replicas that divide S
+bytes,
 
     U(k) = u + r S / k
 

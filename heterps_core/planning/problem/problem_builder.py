@@ -88,7 +88,7 @@ def unit_type(
         beta = profile.communication_parallel_fraction(
             batch_size=batch_size, boundary_bytes_per_sample=mean_boundary_bytes
         )
-    path, is_trainers = profile.replica_path, step_model is StepModel.TRAINER
+    is_trainers = step_model is StepModel.TRAINER
     # Beside a card the cores of its host send and receive.
     has_workers = is_trainers and is_cpu(device_type.name)
     boundary = profile.network_boundary if has_workers else NO_COST
@@ -112,10 +112,7 @@ def unit_type(
             decoded_share=decoded_share if device_type.kind is DeviceKind.CPU else None,
         ),
         communication_parallel_fraction=beta,
-        exchange_seconds=path.message_seconds * is_trainers,
-        exchange_seconds_per_peer=path.peer_seconds * is_trainers,
-        exchange_seconds_per_table=path.table_seconds * is_trainers,
-        exchange_seconds_per_byte=path.byte_seconds * is_trainers,
+        **(profile.replica_path.exchange_seconds() if is_trainers else {}),
         sum_seconds_per_peer=gradient_sum.peer_seconds,
         sum_seconds_per_byte=gradient_sum.byte_seconds,
         boundary_seconds=boundary.microbatch_seconds,

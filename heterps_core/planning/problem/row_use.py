@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from heterps_core.models.model_graph import Layer
 
 ZIPF_EXPONENT = 1.05
@@ -26,6 +28,22 @@ def cold_bytes_per_sample(layer: Layer, hot_share: float) -> float:
     rows_per_column = layer.parameter_bytes / layer.looked_up_bytes_per_sample
     looked_up_state_bytes = layer.looked_up_bytes_per_sample * layer.state_bytes / layer.parameter_bytes
     return looked_up_state_bytes * _cold_share(rows_per_column, hot_share)
+
+
+def changed_share(layers: Iterable[Layer], num_samples: float) -> float:
+    """Return the share of the bytes of all tables whose rows some samples look up.
+
+    Of n look-ups of a column the rows that are expected once or more are all met, and each other look-up meets a row
+    of its own.
+    """
+    changed_bytes = all_bytes = 0.0
+    for layer in (each for each in layers if each.is_sharded):
+        num_rows = layer.parameter_bytes / layer.looked_up_bytes_per_sample
+        often = min((num_samples / _uses(num_rows)) ** (1 / ZIPF_EXPONENT), num_rows)
+        met = often + num_samples * _cold_share(num_rows, often / num_rows)
+        changed_bytes += layer.state_bytes * min(met / num_rows, 1.0)
+        all_bytes += layer.state_bytes
+    return changed_bytes / all_bytes if all_bytes else 0.0
 
 
 def _uses(num_rows: float) -> float:

@@ -143,11 +143,14 @@ class UnitType(JsonDocument):
     """Expected interruptions of one unit: above 0 on spot. They stop the whole plan."""
 
     startup_seconds: NotNegative = 0.0
-    """By how much later than the first ones its workers are up. Charged, as the field below, where the problem's
+    """By how much later than the first ones its workers are up. Charged, as the two below, where the problem's
     `startup_seconds` are; see `cost_model/start_terms.py`."""
 
     load_seconds_per_byte: NotNegative = 0.0
     """Time for each byte of its share of tables, loaded before the first step and stored after the last one."""
+
+    disk_load_seconds_per_byte: NotNegative = 0.0
+    """The same where rows lie on its disk; no less."""
 
     disk_bytes: NotNegative = 0.0
     """Where rows of tables that memory does not hold may lie; 0 for no disk."""

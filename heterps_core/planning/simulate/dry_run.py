@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import Layer, ModelGraph
@@ -20,6 +21,7 @@ from heterps_core.planning.problem.scheduling_problem import (
 )
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.profiling.layer_profile import LayerProfile
+from heterps_core.training.job import MOST_IN_ONE_TABLE
 from heterps_core.units import MS_PER_S
 
 PRICE_USD_PER_HOUR = 1.0
@@ -111,7 +113,7 @@ def dry_run_problem(
     Each stage becomes a device type "<name>-stage-<i>", as the messages of a table cost each replica more where its
     stage has more of them. Replica counts are known here, so computing is exact: an alpha of 1 divides it by k, and
     each layer's seconds are k times those of one replica. What crosses between stages and among replicas lies in
-    memory, which costs processor time alone.
+    memory, which costs processor time alone; above `MOST_IN_ONE_TABLE` replicas exchange rows by messages.
 
     Raises:
         ConfigurationError: See `predict_dry_run`.
@@ -150,7 +152,9 @@ def dry_run_problem(
                 + reading_seconds * (index == 0),
             ),
             communication_seconds=dict.fromkeys(names, 0.0),
-            exchanged_bytes=_shared_bytes(layer, profile.batch_size),
+            exchanged_bytes=profile.timings[index].exchanged_bytes
+            if layer.is_sharded and replicas[index] > MOST_IN_ONE_TABLE
+            else _shared_bytes(layer, profile.batch_size),
         )
         for index, layer in enumerate(graph.layers)
     )
@@ -170,9 +174,7 @@ def dry_run_problem(
                 bandwidth_bytes_per_s=UNLIMITED,
                 compute_parallel_fraction=1.0,
                 communication_parallel_fraction=1.0,
-                # The updates of a table begin and end with a message to all, as the sum of gradients does.
-                exchange_seconds_per_table=2 * (stage.num_replicas - 1) * profile.memory_sum.peer_seconds,
-                exchange_seconds_per_byte=profile.memory_sum.byte_seconds,
+                **_exchange_terms(profile, stage.num_replicas),
                 sum_seconds_per_peer=profile.memory_sum.peer_seconds,
                 sum_seconds_per_byte=profile.memory_sum.byte_seconds,
                 boundary_seconds=profile.memory_boundary.microbatch_seconds,
@@ -188,6 +190,18 @@ def dry_run_problem(
     )
     renamed = tuple(replace(stage, device_type=name) for stage, name in zip(stages, names, strict=True))
     return problem, renamed
+
+
+def _exchange_terms(profile: LayerProfile, num_replicas: int) -> dict[str, Any]:
+    """Return what the exchange of rows costs each of some replicas of one machine, as fields of a unit type."""
+    if num_replicas > MOST_IN_ONE_TABLE:
+        return profile.replica_path.exchange_seconds()
+    # The updates of a table begin and end with a message to all, as the sum of gradients does.
+    peer_seconds, byte_seconds = profile.memory_sum.peer_seconds, profile.memory_sum.byte_seconds
+    return {
+        "exchange_seconds_per_table": 2 * (num_replicas - 1) * peer_seconds,
+        "exchange_seconds_per_byte": byte_seconds,
+    }
 
 
 def _shared_bytes(layer: Layer, num_samples: int) -> float:

@@ -22,14 +22,9 @@ from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.models.tracing import output_widths
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
 from heterps_core.training.gradients.optimizers import DenseOptimizer, get_dense_optimizer
-from heterps_core.training.job import TrainingConfig
+from heterps_core.training.job import MOST_IN_ONE_TABLE, TrainingConfig
 from heterps_core.training.pipeline.stage_layers import keep_freed_memory
 from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
-
-MOST_IN_ONE_TABLE = 8
-"""Replicas that share the memory of a table. Each looks at the gradients of all: with 2, 4, 8, 16 a step of CTR-DNN's
-takes 0.58, 0.65, 0.96, 1.22 of the time with messages over Unix sockets, one of lr's 0.96, 1.0, 1.22, 1.21, and of
-wide-deep's 1.73 with 16 (processor time, 2 x86 cores, AMD EPYC, load 12 to 40)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,8 +37,8 @@ from tests.heterps_core.profiling.builders import GRAPH, make_profile
 TABLE_BYTES = 200e9
 
 
-def night(cpu="cpu-c7i"):
-    """Return a model with a table of 200 GB, the problem of training it, and the offers for it."""
+def night(cpu="cpu-c7i", table_bytes=TABLE_BYTES):
+    """Return a model with a large table, the problem of training it, and the offers for it."""
     names = (cpu, "gpu-t4")
     embedding, *others = GRAPH.layers
     graph = replace(
@@ -46,8 +46,8 @@ def night(cpu="cpu-c7i"):
         layers=(
             replace(
                 embedding,
-                parameter_bytes=int(0.8 * TABLE_BYTES),
-                optimizer_state_bytes=int(0.2 * TABLE_BYTES),
+                parameter_bytes=int(0.8 * table_bytes),
+                optimizer_state_bytes=int(0.2 * table_bytes),
             ),
             *others,
         ),

@@ -6,11 +6,15 @@ from heterps_core.errors import ConfigurationError
 from heterps_core.planning.simulate.dry_run import predict_dry_run
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.layer_profile import RowReading
+from heterps_core.profiling.replica_path import ReplicaPath
 from tests.heterps_core.profiling.builders import GRAPH, make_profile
 
 REPLICAS_S = 3 * 0.001 + (200 * 60 + 1_000) * 1e-6
 """Each of two replicas sends three messages, two of them of the table, and writes row indices, gradients of rows and
 dense gradients."""
+
+
+FREE = ReplicaPath(message_seconds=0.0, peer_seconds=0.0, byte_seconds=0.0, relative_error=0.0)
 
 
 def predict(*replicas, num_microbatches=4, num_cores=64, batch_size=400, profile=None, **others):
@@ -62,6 +66,24 @@ def test_replicas_on_one_machine_spend_processor_time_on_messages_and_shared_byt
 
     assert evaluation.stages[0].exchange_seconds == pytest.approx(REPLICAS_S)
     assert evaluation.stages[0].communication_seconds == pytest.approx(REPLICAS_S)
+
+
+def test_nine_replicas_exchange_rows_by_messages_as_measured():
+    path = ReplicaPath(
+        message_seconds=0.01, peer_seconds=0.002, table_seconds=0.03, byte_seconds=1e-6, relative_error=0.1
+    )
+    by_messages = replace(make_profile(), measured_replica_path=path)
+    alone, measured = (
+        predict(9, batch_size=900, profile=profile).evaluation.stages[0]
+        for profile in (replace(by_messages, measured_replica_path=FREE), by_messages)
+    )
+
+    # Two messages and the request of 900 rows, each to eight peers; one table; the bytes of the profile's batch.
+    requests = 900 / 4096
+    expected = 0.01 * (2 + requests / 9) + 0.002 * (2 * 8 + requests) + 0.03
+    expected += 1e-6 * by_messages.timings[0].exchanged_bytes
+    assert measured.exchange_seconds - alone.exchange_seconds == pytest.approx(expected)
+    assert predict(8, batch_size=800, profile=by_messages) == predict(8, batch_size=800)
 
 
 def test_the_stage_of_the_embedding_and_the_last_stage_read_rows():

@@ -9,8 +9,8 @@ import pytest
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.plans.scheduling_plan import Stage
-from heterps_core.training.job import TrainingConfig
-from heterps_core.training.pipeline.stage_model import MOST_IN_ONE_TABLE, build_stage_model
+from heterps_core.training.job import MOST_IN_ONE_TABLE, TrainingConfig
+from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_place import StagePlace
 from heterps_core.transport.rank_layout import RankLayout
 
