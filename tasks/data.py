@@ -131,8 +131,8 @@ def prepare_data(
     with naming_day(night):
         night = replace(
             night,
-            train_files=tuple(rows_of(night.train_files, day=night.day)),
-            eval_files=tuple(rows_of(night.eval_files, day=night.day + timedelta(days=1))),
+            train_files=rows_of(night.train_files, day=night.day),
+            eval_files=rows_of(night.eval_files, day=night.day + timedelta(days=1)),
         )
     # A folder of its own, so that no other night takes its place.
     way = _short_hash(f"{start.slot_rows} {start.numeric_transform} {start.text_rule}")

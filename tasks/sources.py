@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -104,7 +104,9 @@ class ClickSource:
             )
         return None
 
-    def rows_of(self, files: Sequence[SourcePath], *, day: date | None, folder: Path) -> Sequence[SourcePath]:
+    def rows_of(
+        self, files: tuple[SourcePath, ...], *, day: date | None, folder: Path
+    ) -> tuple[SourcePath, ...]:
         """Return files as the query makes them, with its results in a folder; or as they are."""
         if self.prepare_sql is None:
             return files

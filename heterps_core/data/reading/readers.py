@@ -15,7 +15,7 @@ from heterps_core.data.reading.parquet_reader import check_names, open_parquet, 
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.reading.source_files import check_no_log_above, data_files_of, in_time_order, is_data
 from heterps_core.data.reading.tables.listing import files_of_table
-from heterps_core.data.reading.tables.table_path import TablePath
+from heterps_core.data.reading.tables.table_path import TableFiles, TablePath
 from heterps_core.data.reading.text_reader import (
     check_text_columns,
     find_layout,
@@ -47,6 +47,8 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
     """
     if isinstance(source, str | TablePath) and (table := TablePath.parse(source)):
         return files_of_table(table)
+    if isinstance(source, TableFiles):
+        return source
     if not isinstance(source, str | SourcePath):
         assert not isinstance(source, TablePath)
         files = tuple(file for part in source for file in list_source_files(part))

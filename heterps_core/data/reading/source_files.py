@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.tables.table_path import TableFiles
 from heterps_core.errors import DataError
 
 _LEFT_BY_WRITERS = re.compile(
@@ -135,6 +136,8 @@ def files_of_day(entries: Sequence[SourcePath]) -> tuple[SourcePath, ...]:
     Raises:
         DataError: A folder holds another one that may not be meant; see `data_files_of`.
     """
+    if isinstance(entries, TableFiles):
+        return entries
     files = {file for entry in entries for file in (data_files_of(entry) if entry.is_dir() else [entry])}
     return tuple(in_time_order(list(files)))
 

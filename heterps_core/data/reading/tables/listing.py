@@ -11,7 +11,7 @@ from typing import Any
 
 from heterps_core.data.reading.arrow_errors import one_line
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
-from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TablePath
+from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TableFiles, TablePath
 from heterps_core.errors import ConfigurationError, DataError
 
 
@@ -63,7 +63,7 @@ def _list(table: TablePath) -> Snapshot:
 _listed = lru_cache(maxsize=4)(_list)
 
 
-def files_of_table(table: TablePath) -> tuple[SourcePath, ...]:
+def files_of_table(table: TablePath) -> TableFiles:
     """Return the data files of a table by the first time in each, where the schema has a time, else by name.
 
     Raises:
@@ -72,12 +72,10 @@ def files_of_table(table: TablePath) -> tuple[SourcePath, ...]:
     files = _in_order(snapshot_of(table).files, table)
     if not files:
         raise DataError(table, "must hold at least one data file, got none")
-    return tuple(_path(file) for file in files)
+    return TableFiles(map(_path, files))
 
 
-def days_of_table(
-    table: TablePath, day_of: Callable[[PurePosixPath], date | None]
-) -> dict[date, tuple[SourcePath, ...]]:
+def days_of_table(table: TablePath, day_of: Callable[[PurePosixPath], date | None]) -> dict[date, TableFiles]:
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
     days: dict[date, list[TableFile]] = {}
     known: dict[tuple[tuple[str, str], ...], date | None] = {}
@@ -89,7 +87,7 @@ def days_of_table(
         day = known[file.partition]
         if day is not None:
             days.setdefault(day, []).append(file)
-    return {day: tuple(map(_path, _in_order(days[day], table))) for day in sorted(days)}
+    return {day: TableFiles(map(_path, _in_order(days[day], table))) for day in sorted(days)}
 
 
 def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from heterps_core.data.reading.bucket_path import SourcePath
+
 KINDS = ("delta", "iceberg")
 
 
@@ -19,6 +21,12 @@ class TableFile(NamedTuple):
 
     first_values: Mapping[str, Any]
     """Smallest value of columns that have statistics; values of a column can be compared."""
+
+
+class TableFiles(tuple[SourcePath, ...]):
+    """Data files in the order of time that a table lists: they count, though its log lies above them."""
+
+    __slots__ = ()
 
 
 class Snapshot(NamedTuple):

@@ -132,15 +132,22 @@ def test_rows_that_were_deleted_are_in_no_file_of_the_newest_snapshot(table):
     assert row_ids(list_source_files(before)) == list(range(60))
 
 
-def test_partitions_are_days(table):
-    table.append(clicks(0, 10), by=["day"])
+def test_partitions_are_days_whose_files_are_trained_in_the_order_of_time(table, tmp_path):
+    for first in (7, 2, 5, 0):
+        rows = clicks(first, first + 2)
+        table.append(rows.set_column(3, "day", [[str(DAYS[first >= 5])] * 2]), by=["day"])
 
     night = find_night(in_time(table.data), None)
+    prepared = prepare_dataset(
+        night.train_files, eval_source=night.eval_files, schema=SCHEMA, out_dir=tmp_path / "rows"
+    )
+
+    assert (prepared.num_train_rows, prepared.manifest.num_eval_rows) == (4, 4)
 
     assert list(partitions_of(table.data)) == DAYS
     assert (row_ids(night.train_files), row_ids(night.eval_files)) == (
-        list(range(0, 10, 2)),
-        list(range(1, 10, 2)),
+        [0, 1, 2, 3],
+        [5, 6, 7, 8],
     )
     with pytest.raises(DataError, match="must have a partition of that day, which the night trains on"):
         find_night(table.data, date(2026, 10, 1))
