@@ -11,7 +11,7 @@ from pathlib import Path
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, find_night, parse_day
 from heterps_core.data.reading.readers import check_columns, list_source_files
-from heterps_core.data.reading.tables.listing import pinned, snapshot_of
+from heterps_core.data.reading.tables.listing import pinned
 from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.time_order import times_of
 from heterps_core.data.row_query import RowQuery
@@ -19,9 +19,6 @@ from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.training.storage.store import check_store_location
 from tasks.records.mlflow_names import MADE_UP_DATA
-
-_MOST_CHARACTERS = 5_000
-"""Of a tag in MLflow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,20 +56,6 @@ class ClickSource:
     def schema(self) -> DataSchema:
         """Columns and their meaning; raises ConfigurationError where the file cannot be used."""
         return CRITEO_SCHEMA if self.schema_file is None else DataSchema.load(Path(self.schema_file))
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """Snapshot, number of files and columns of a table, for a run's record; nothing where the data is in none."""
-        table = self.table
-        if table is None:
-            return {}
-        found = snapshot_of(table)
-        columns = ", ".join(f"{name} {kind}" for name, kind in found.columns)
-        return {
-            "heterps.snapshot": found.id,
-            "heterps.data_files": str(len(found.files)),
-            "heterps.data_columns": columns[:_MOST_CHARACTERS],
-        }
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, prepare_data
 from tasks.records.champion import champion_before
 from tasks.records.mlflow_names import Tag, TrackedRun
-from tasks.records.mlflow_store import answering_client
+from tasks.records.mlflow_store import answering_client, record_table
 from tasks.records.past_runs import check_not_finished
 from tasks.records.run_files import save_parameters
 from tasks.running.progress import log_step
@@ -111,10 +111,11 @@ def begin_run(
             "prefect.flow_run_id": current_flow_run.id or "",
             Tag.MODEL: asked.sized_model,
             Tag.DATA: asked.source.name,
-            **({} if is_resumed else asked.source.tags),
             **({Tag.DAY: asked.day} if asked.day else {}),
         },
     )
+    if not is_resumed and (table := asked.source.table) is not None:
+        record_table(workspace, tracked, table)
     start = _start_of(workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
     if start.reason:
         log_step("start", start.reason)

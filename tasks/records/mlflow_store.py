@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
+from heterps_core.data.reading.tables.listing import snapshot_of
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.errors import ConfigurationError
 from infra.loopback_guard import App
 from infra.workspace import TRACKING_VARIABLE, Workspace
-from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, Tag
+from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, Tag, TrackedRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -184,6 +188,33 @@ def experiment_id(client: MlflowClient, workspace: Workspace, name: str = EXPERI
         if experiment is None:
             raise
         return str(experiment.experiment_id)
+
+
+def record_table(workspace: Workspace, run: TrackedRun, table: TablePath) -> None:
+    """Record the snapshot of a table as the dataset input of a run: id, files and columns.
+
+    The files are their number and the SHA-256 of their names in order, one a line.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+        DataError: The table cannot be listed.
+    """
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    found = snapshot_of(table)
+    names = "\n".join(sorted(file.uri for file in found.files))
+    source = {"uri": str(table), "snapshot": found.id, "num_files": len(found.files)}
+    columns = [{"name": name, "type": kind, "required": False} for name, kind in found.columns]
+    dataset = Dataset(
+        name=table.name,
+        digest=found.id,
+        source_type=table.kind,
+        source=json.dumps(source | {"files_sha256": sha256(names.encode()).hexdigest()}),
+        schema=json.dumps({"mlflow_colspec": columns}),
+    )
+    with answering_client(workspace) as client:
+        training = InputTag("mlflow.data.context", "training")
+        client.log_inputs(run.mlflow_run_id, [DatasetInput(dataset, [training])])
 
 
 def runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list[Run]:

@@ -1,8 +1,14 @@
+import hashlib
+import json
+
+import deltalake
+import pyarrow as pa
 import pytest
 from mlflow import MlflowClient
 
+from heterps_core.data.reading.tables.table_path import TablePath
 from infra.workspace import Workspace
-from tasks.records import tracking
+from tasks.records import mlflow_store, tracking
 from tasks.records.run_record import note, note_metrics, note_series
 from tasks.records.tracking import run_settings
 from tasks.running import run_lifecycle
@@ -36,6 +42,32 @@ def children_of(client, run):
 
 def settings(result):
     return run_settings(result.plan.stages, method="exact", model="tiny", batch_size=100, seed=0)
+
+
+def test_the_snapshot_of_a_table_is_the_dataset_of_a_run(workspace, client, tmp_path):
+    for town in ("Ulm", "Bonn"):
+        deltalake.write_deltalake(str(tmp_path / "clicks"), pa.table({"town": [town]}), mode="append")
+    run = open_run(workspace, "run-table")
+    table = TablePath(uri=f"delta://{tmp_path}/clicks", snapshot_id="0")
+
+    mlflow_store.record_table(workspace, run, table)
+    close(workspace, run)
+
+    [found] = client.get_run(run.mlflow_run_id).inputs.dataset_inputs
+    assert (found.dataset.name, found.dataset.digest, found.dataset.source_type) == ("clicks", "0", "delta")
+    [action] = [line for line in map(json.loads, _log(tmp_path / "clicks")) if "add" in line]
+    name = f"{tmp_path}/clicks/{action['add']['path']}"
+    assert json.loads(found.dataset.source) == {
+        "uri": table.uri,
+        "snapshot": "0",
+        "num_files": 1,
+        "files_sha256": hashlib.sha256(name.encode()).hexdigest(),
+    }
+    assert '"name": "town", "type": "string"' in found.dataset.schema
+
+
+def _log(folder):
+    return (folder / f"_delta_log/{0:020d}.json").read_text().splitlines()
 
 
 def test_a_searcher_becomes_a_finished_child_with_the_plans_figures(workspace, client):
