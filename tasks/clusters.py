@@ -103,7 +103,7 @@ def _launch_ids_of(ledger: Ledger, run_id: str) -> list[str]:
 def end_machines_of(workspace: Workspace, run_id: str) -> int:
     """Terminate the remaining machines of a run, found by its id alone; return how many. May be called again.
 
-    A damaged ledger is set aside, and the machines are found by their own tags.
+    A damaged ledger is set aside, and the machines are found by their own tags, as where it was deleted.
 
     Raises:
         ProvisioningError: Machines are left.
@@ -112,11 +112,11 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
     problems: list[Exception] = []
     ledger: Ledger | None = None
     launches: set[tuple[str, str, str]] = set()
-    is_complete = False
+    is_complete, had_ledger = False, workspace.ledger_path.exists()
     try:
         ledger, note = usable_ledger(workspace)
         launches = {(entry.provider, entry.region, entry.run_id) for entry in ledger.entries()}
-        is_complete = note is None
+        is_complete = had_ledger and note is None
     except (LedgerError, OSError) as problem:
         problems.append(problem)
     if not is_complete:

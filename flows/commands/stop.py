@@ -43,9 +43,14 @@ def run(options: argparse.Namespace) -> None:
 
     workspace = Workspace.locate()
     providers = providers_of_run(workspace)
-    run_id = find_run(options.run_id, known_runs(workspace, among=providers), family="run with machines")
+    # A lost ledger knows no machines, and their tags do.
+    known = known_runs(workspace, among=providers if workspace.ledger_path.exists() else None)
+    run_id = find_run(options.run_id, known, family="run with machines")
     live = machines_of_run(workspace, run_id)
     if not live:
+        if run_id not in providers and (ended := end_machines_of(workspace, run_id)):
+            print(f"the ledger is lost; {ended} machines of run {run_id} were ended as they were")
+            return
         print(
             f"run {run_id} has no machines: nothing to stop; one that waits for spot machines ends with its flow "
             f"run (prefect flow-run cancel)"

@@ -83,6 +83,15 @@ def test_they_are_ended_by_the_run_s_id_alone(workspace, rented, kept_share):
     assert num_alive() == 0
 
 
+def test_they_are_ended_where_the_ledger_was_deleted(workspace, rented, monkeypatch):
+    workspace.ledger_path.unlink()
+    monkeypatch.setenv("HETERPS_RUN_STORE", f"s3://bucket/heterps?region={ELSEWHERE}")
+
+    assert end_machines_of(workspace, "night") == 2
+
+    assert num_alive() == 0
+
+
 def test_without_a_ledger_expired_machines_in_the_region_of_the_run_store_are_ended(workspace, monkeypatch):
     rent(workspace, lease_minutes=-1)
     workspace.ledger_path.unlink()

@@ -99,7 +99,7 @@ def partitions_of(source: str | SourcePath | TablePath) -> dict[date, tuple[Sour
             source is a table with a log.
     """
     if isinstance(source, str | TablePath) and (table := TablePath.parse(source)):
-        return {**days_of_table(table, lambda partition: _day_of(partition, 0))}
+        return days_of_table(table, lambda partition: _day_of(partition, 0))
     assert not isinstance(source, TablePath)
     path = source_path(source)
     is_folder, num_above = path.is_dir(), _num_above(path)

@@ -56,7 +56,10 @@ def _rules(account: Account) -> str:
     rules = [rule for rule in found.get("Rules", ()) if rule["Status"] == "Enabled"]
     prefix = _bucket_and_prefix()[1]
     for rule in rules:
-        days, of_rule = rule.get("Expiration", {}).get("Days"), rule.get("Filter", {}).get("Prefix", "")
+        # Two conditions stand in And; rules of before 2016 have no filter.
+        of_filter = rule.get("Filter", rule)
+        days = rule.get("Expiration", {}).get("Days")
+        of_rule = of_filter.get("And", of_filter).get("Prefix", "")
         if days and (prefix.startswith(of_rule) or of_rule.startswith(prefix)):
             way_out = "keep it off the prefix of HETERPS_RUN_STORE: heterps tidy deletes there"
             raise ConfigurationError(f"a lifecycle rule deletes runs that are {days} days old; {way_out}")

@@ -129,9 +129,14 @@ def _rehearsal(account: Account) -> str:
     with ExitStack() as undo:
         group_id = make_security_group(ec2, name, vpc_id=account.network.vpc_id, tags=tags)
         undo.callback(delete_security_group, ec2, group_id)
-        rights = {"instance_profile": machines.instance_profile, "key_name": machines.key_name}
         data = template_data(
-            image=image, security_group_id=group_id, first_boot="", table_disk=None, tags=tags, **rights
+            image=image,
+            security_group_id=group_id,
+            first_boot="",
+            table_disk=None,
+            tags=tags,
+            instance_profile=machines.instance_profile,
+            key_name=machines.key_name,
         )
         make_template(ec2, name, data, tags=tags)
         undo.callback(delete_template, ec2, name)

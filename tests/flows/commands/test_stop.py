@@ -79,3 +79,13 @@ def test_an_unknown_run_is_refused(workspace, capsys, monkeypatch):
 
     assert status == 2
     assert "'r2' is not a known run with machines" in printed.err
+
+
+def test_machines_of_a_run_are_ended_where_the_ledger_was_deleted(workspace, run, capsys, monkeypatch):
+    workspace.ledger_path.unlink()
+
+    status, printed = heterps(capsys, monkeypatch, "stop", "latest")
+
+    assert status == 0
+    assert printed.out == "the ledger is lost; 1 machines of run r1 were ended as they were\n"
+    assert provider_of(workspace, "local").list_instances("r1") == ()

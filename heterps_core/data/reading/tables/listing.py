@@ -75,7 +75,9 @@ def files_of_table(table: TablePath) -> TableFiles:
     return TableFiles(map(_path, files))
 
 
-def days_of_table(table: TablePath, day_of: Callable[[PurePosixPath], date | None]) -> dict[date, TableFiles]:
+def days_of_table(
+    table: TablePath, day_of: Callable[[PurePosixPath], date | None]
+) -> dict[date, tuple[SourcePath, ...]]:
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
     days: dict[date, list[TableFile]] = {}
     known: dict[tuple[tuple[str, str], ...], date | None] = {}

@@ -232,6 +232,12 @@ BROKEN = {
         lifecycle(ABORTED, {"ID": "old", "Expiration": {"Days": 3}}),
         ("bucket's rules", NOTE, "3 days old.*off the prefix"),
     ),
+    "a rule of two conditions that deletes runs": (
+        lifecycle(
+            ABORTED, {"Filter": {"And": {"Prefix": "heterps/", "Tags": []}}, "Expiration": {"Days": 3}}
+        ),
+        ("bucket's rules", NOTE, "3 days old.*off the prefix"),
+    ),
     "old versions that are kept": (
         versions,
         ("bucket's rules", NOTE, "old versions.*NoncurrentVersionExpiration"),
