@@ -2,8 +2,6 @@
 
     within --80 %--> warned --cap less a reserve--> stopping --cap--> ended
 
-A watch that sees neither ledger nor provider for `_BLIND_LIMIT_S` asks for the checkpoint and the stop as well.
-
 The reserve pays for the last checkpoint and the teardown, so that a run that obeys stays within its cap; one that
 does not (a worker that hangs) loses its machines at the cap.
 """
@@ -11,7 +9,6 @@ does not (a worker that hangs) loses its machines at the cap.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,9 +33,6 @@ _LARGEST_RESERVE_SHARE = 0.05
 
 LOOK_INTERVAL_S = 1.0
 
-_BLIND_LIMIT_S = 120.0
-"""Longest time in which a run with a cap goes on while its spending is unknown; known machines count on meanwhile."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spending:
@@ -47,9 +41,6 @@ class Spending:
     run_usd: float
     month_usd: float
     """By all runs of the calendar month, this one included."""
-
-    blind_because: str | None = None
-    """Why neither the ledger nor the provider could be read; the spending is counted on from their last answers."""
 
 
 def spent_usd(
@@ -99,44 +90,17 @@ class BudgetWatch:
     on_warning: Callable[[str], None]
     on_stop: Callable[[], None]
     on_end: Callable[[], None]
-    steady_s: Callable[[], float] = time.monotonic
-    """A clock that is never set, in seconds."""
-
     has_ended_machines: bool = field(default=False, init=False)
     stopped_by: str | None = field(default=None, init=False)
     """Why a stop was asked for, with the figures; None while none was."""
 
     _warned: set[str] = field(default_factory=set, init=False)
 
-    def __post_init__(self) -> None:
-        self._saw_s = self.steady_s()
-
     def look(self) -> None:
         """Compare the spending with the caps."""
-        blind_because: str | None
-        try:
-            spending = self.spending()
-            blind_because = spending.blind_because
-        except Exception as problem:
-            # Whatever is wrong now, the next look may do; one that never does must not let the run go on.
-            logger.exception("what is spent could not be counted, trying again")
-            spending, blind_because = None, str(problem)
-        self._note_sight(blind_because)
-        if spending is not None:
-            self._hold("USD per run", spending.run_usd, self.caps.max_usd_per_run)
-            self._hold("USD per month", spending.month_usd, self.caps.max_usd_per_month)
-
-    def _note_sight(self, blind_because: str | None) -> None:
-        if blind_because is None:
-            self._saw_s = self.steady_s()
-            return
-        blind_s = self.steady_s() - self._saw_s
-        is_capped = self.caps.max_usd_per_run is not None or self.caps.max_usd_per_month is not None
-        if is_capped and blind_s >= _BLIND_LIMIT_S:
-            self._stop(
-                f"what is spent could not be seen for {blind_s:.0f} s, at most {_BLIND_LIMIT_S:.0f} s are allowed "
-                f"({blind_because})"
-            )
+        spending = self.spending()
+        self._hold("USD per run", spending.run_usd, self.caps.max_usd_per_run)
+        self._hold("USD per month", spending.month_usd, self.caps.max_usd_per_month)
 
     def _stop(self, why: str) -> None:
         """Ask for a stop, once; where it cannot be asked for, the next look tries again."""

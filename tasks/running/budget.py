@@ -54,7 +54,6 @@ def within_budget(run: FleetRun, cluster: Cluster, *, bucket_usd: float) -> Iter
         caps=run.caps,
         spending=SpendingMeter(
             provider,
-            cluster,
             entries=lambda: Ledger(workspace.ledger_path).entries(),
             belongs=lambda launch_id: run_of_launch(launch_id) == run_id,
             bucket_usd=bucket_usd,

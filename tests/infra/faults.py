@@ -224,7 +224,6 @@ def spend_to_the_cap(
         caps=Caps(max_usd_per_run=price_usd_per_hour * SPENDING_S / SECONDS_PER_HOUR),
         spending=SpendingMeter(
             provider,
-            cluster,
             entries=lambda: Ledger(ledger_path).entries(),
             belongs=lambda launch_id: run_of_launch(launch_id) == RUN_ID,
             steady_s=lambda: passed_s,
@@ -233,7 +232,6 @@ def spend_to_the_cap(
         on_warning=lambda text: None,
         on_stop=lambda: None,
         on_end=lambda: None,
-        steady_s=lambda: passed_s,
     )
     while not watch.has_ended_machines and passed_s < 8 * SPENDING_S:
         passed_s += LOOK_S
