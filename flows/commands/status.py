@@ -6,7 +6,7 @@ Machines, spending and records are read from this workspace, so that they show a
 examples:
   heterps status
   heterps status --json | jq '.machines | length'
-  heterps status --watch
+  watch heterps status
 
 exit status: 0, whatever runs and whatever is down; 2 where the workspace cannot be read.
 """
@@ -15,20 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import sys
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flows.commands import whole_number
 from flows.service.prefect_connection import TIMEOUT_S, PrefectServer, chosen_server
 from flows.service.schedule import NIGHTLY_TIME, TRAIN_CTR, nightly_timezone
 from heterps_core.errors import ConfigurationError
-from heterps_core.plain_text import plain, unfiltered
 from heterps_core.text_table import Table
 from infra.billing.caps import Caps
 from infra.workspace import Workspace, answers, run_of_launch
@@ -46,11 +40,6 @@ _LIVE_STATES = ("PENDING", "RUNNING", "PAUSED", "CANCELLING")
 _POLLED_WITHIN_S = 120.0
 """A process that serves deployments says so every few seconds; Prefect notes it less often."""
 
-_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-"""To a terminal: go to the upper left, clear the rest of the line, and all below (ECMA-48)."""
-
-_LONGEST_INTERVAL_S = 3_600
-
 _MACHINE_COLUMNS = {
     **dict.fromkeys(("run", "machine", "provider", "instance", "market"), ""),
     "age": "s",
@@ -60,41 +49,13 @@ _MACHINE_COLUMNS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON")
-    form.add_argument(
-        "--watch",
-        nargs="?",
-        type=whole_number(_LONGEST_INTERVAL_S),
-        const=2,
-        metavar="SECONDS",
-        help="show it again every so many seconds until Ctrl-C (default: 2)",
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace, *, now: datetime | None = None) -> None:
-    """Print what runs at a time, by default now, or again and again."""
-    workspace = Workspace.locate()
-    if options.watch is not None:
-        _watch(workspace, interval_s=options.watch)
-        return
-    status = gather(workspace, now=now or datetime.now(UTC))
+    """Print what runs at a time, by default now."""
+    status = gather(Workspace.locate(), now=now or datetime.now(UTC))
     print(json.dumps(status, indent=1) if options.json else as_text(status))
-
-
-def _watch(workspace: Workspace, *, interval_s: int) -> None:
-    """Show the status until Ctrl-C, on a terminal in the same place."""
-    is_terminal = sys.stdout.isatty()
-    with suppress(KeyboardInterrupt):
-        while True:
-            lines = as_text(gather(workspace, now=datetime.now(UTC))).splitlines()
-            if is_terminal:
-                shown = map(plain, lines[: shutil.get_terminal_size().lines - 1])
-                drawn = "".join([_HOME, *(f"{line}{_CLEAR_LINE}\n" for line in shown), _CLEAR_BELOW])
-                print(drawn, end="", flush=True, file=unfiltered(sys.stdout))
-            else:
-                print(*lines, "", sep="\n", flush=True)
-            time.sleep(interval_s)
 
 
 def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:

@@ -27,7 +27,6 @@ BLOCKS = dict(python_blocks())
 SHORT_SEARCH = "--scheduler exact --budget-evaluations 64"
 RUN_AS = {
     ("heterps", "train"): f"heterps train --data clicks --no-baseline {SHORT_SEARCH}",
-    ("heterps", "status", "--watch"): "heterps status",
     ("heterps", "logs", "-f"): "heterps logs",
 }
 """Commands that run long or without an end, and a shorter form that the story runs."""

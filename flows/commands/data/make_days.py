@@ -1,5 +1,4 @@
-"""Write synthetic clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr;
-or with --rich as Parquet with lists, a sequence, weights and a second label, and their schema in _schema.json.
+"""Write synthetic clicks in the Criteo format, a folder day=YYYY-MM-DD for each day, for train-ctr and backfill-ctr.
 
 What makes people click moves slowly from day to day, and new ids appear, so that a model which goes on every night
 beats one that was trained once. The true click probability of every row is known; best AUC and log-loss are what
@@ -8,8 +7,6 @@ the truth itself reaches, and no model does better but by luck. The same seed go
 examples:
   heterps make-days clicks --first-day 2026-11-01 --num-days 8
   heterps make-days clicks --first-day 2026-11-01 --num-days 31 --rows-per-day 100000
-  heterps make-days rich --first-day 2026-11-01 --num-days 8 --rich
-  python -m flows.train_ctr --data rich --schema-file rich/_schema.json
   python -m flows.train_ctr --data clicks --day 2026-11-01
   python -m flows.backfill_ctr --data clicks --first-day 2026-11-02 --last-day 2026-11-07
 
@@ -41,28 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"rows of each day (default: {DEFAULT_ROWS_PER_DAY:,})",
     )
-    parser.add_argument("--rich", action="store_true", help="write all kinds of columns, as Parquet")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="decides all rows (default: 0)")
 
 
 def run(options: argparse.Namespace) -> None:
     """Write the days and print what each of them can be predicted with at best."""
     from heterps_core.data.synthetic.click_stream import write_click_days
-    from heterps_core.data.synthetic.rich_clicks import write_rich_days
 
-    asked = {
-        "first_day": parse_day(options.first_day),
-        "num_days": options.num_days,
-        "rows_per_day": options.rows_per_day,
-        "seed": options.seed,
-    }
-    if options.rich:
-        qualities = write_rich_days(options.folder, **asked)
-    else:
-        days = write_click_days(options.folder, **asked)
-        qualities = [
-            (asked["first_day"] + timedelta(days=number), each.best_reachable())
-            for number, each in enumerate(days)
-        ]
+    first_day = parse_day(options.first_day)
+    days = write_click_days(
+        options.folder,
+        first_day=first_day,
+        num_days=options.num_days,
+        rows_per_day=options.rows_per_day,
+        seed=options.seed,
+    )
+    qualities = [
+        (first_day + timedelta(days=number), each.best_reachable()) for number, each in enumerate(days)
+    ]
     rows = [(str(day), best.num_rows, best.auc, best.log_loss) for day, best in qualities]
     print("\n".join(Table(columns=COLUMNS, rows=rows).lines(indent="")))

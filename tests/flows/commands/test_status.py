@@ -210,19 +210,3 @@ def test_a_damaged_ledger_is_one_line(workspace, status):
 
     assert code == 2
     assert printed.err.startswith("heterps: error: the ledger must be a database")
-
-
-def test_a_watch_shows_the_status_again_until_it_is_interrupted(workspace, status, monkeypatch):
-    waits = []
-
-    def wait(seconds):
-        waits.append(seconds)
-        if len(waits) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("flows.commands.status.time.sleep", wait)
-
-    code, printed = status("--watch", "5")
-
-    assert (code, waits) == (0, [5, 5])
-    assert printed.out.count(f"Workspace {workspace.root}\n") == 2

@@ -14,8 +14,8 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import FeatureSpec
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.row_arrays import ids_of_texts
-from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
+from tests.heterps_core.data.rich_clicks import RICH_SCHEMA, write_rich_rows
 from tests.heterps_core.data.synthetic_rows import all_rows, held_out, held_out_labels, rows_of_texts
 
 NUM_ROWS = 3_000

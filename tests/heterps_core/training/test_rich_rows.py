@@ -16,7 +16,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.synthetic.rich_clicks import RICH_SCHEMA, write_rich_rows
 from heterps_core.errors import DataError
 from heterps_core.judging.held_out import HeldOutJudgement
 from heterps_core.judging.quality import measure_quality
@@ -29,6 +28,7 @@ from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
 from tasks.records.model_registry import _save_for_mlflow
+from tests.heterps_core.data.rich_clicks import RICH_SCHEMA, write_rich_rows
 from tests.heterps_core.data.synthetic_rows import held_out, held_out_labels
 from tests.heterps_core.training.reference import plain_model, train_plainly
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of

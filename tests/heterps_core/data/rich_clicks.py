@@ -9,7 +9,6 @@ those of `click_stream.py` do.
 from __future__ import annotations
 
 import math
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from heterps_core.data.reading.days import PARTITION_PREFIX
 from heterps_core.data.schema import DataSchema, MultiHotColumn, SequenceColumn
 from heterps_core.data.synthetic.click_stream import (
     DEFAULT_DRIFT,
     best_reachable_quality,
-    consecutive_days,
     probabilities_beside,
 )
 from heterps_core.data.synthetic.click_truth import FloatArray
-from heterps_core.errors import DataError
-from heterps_core.json_file import replace_json
 from heterps_core.judging.quality import ClickQuality
 
 RICH_SCHEMA = DataSchema(
@@ -43,44 +38,8 @@ RICH_SCHEMA = DataSchema(
     sequence_columns=(SequenceColumn(name="history", max_length=5),),
 )
 
-SCHEMA_NAME = "_schema.json"
-"""Beside the days, whose readers leave it out."""
-
 _NUM_SITES, _NUM_TAGS, _MOST_TAGS = 20, 50, 12
 _ROWS_PER_GROUP = 1_024
-
-
-def write_rich_days(
-    folder: Path, *, first_day: date, num_days: int, rows_per_day: int, seed: int
-) -> list[tuple[date, ClickQuality]]:
-    """Write days of clicks as folder/day=YYYY-MM-DD/clicks.parquet, and their schema beside them.
-
-    Returns:
-        Each day, with what the true probabilities of its clicks, which stand beside its file, reach.
-
-    Raises:
-        ConfigurationError: A number is out of its range.
-        DataError: A file cannot be written.
-    """
-    days = consecutive_days(first_day, num_days=num_days, rows_per_day=rows_per_day, seed=seed)
-    try:
-        replace_json(folder / SCHEMA_NAME, RICH_SCHEMA.to_json())
-        return [
-            (
-                day,
-                write_rich_rows(
-                    folder / f"{PARTITION_PREFIX}{day}" / "clicks.parquet",
-                    num_rows=rows_per_day,
-                    seed=seed,
-                    number=day.toordinal(),
-                ),
-            )
-            for day in days
-        ]
-    except OSError as error:
-        raise DataError(
-            folder, f"cannot be written: {error.strerror or error}; free space or choose another folder"
-        ) from error
 
 
 def write_rich_rows(path: Path, *, num_rows: int, seed: int, number: int = 0) -> ClickQuality:
