@@ -20,6 +20,7 @@ from heterps_core.training import job
 from infra.billing.caps import Caps
 from infra.inventory import HERE
 from infra.providers import PROVIDERS
+from infra.providers.aws.prices import AwsPrices
 from infra.providers.base import REGION
 from tasks.judging.promotion_gates import PromotionGates
 from tasks.records.mlflow_names import night_name
@@ -419,14 +420,9 @@ class CompareParameters(FlowParameters):
 class PriceParameters(FlowParameters):
     """Parameters of refresh-prices, which fetches the prices and sizes of all device types."""
 
-    provider: str = "aws"
-    """Provider of the prices."""
-
     regions: list[str] = Field([REGION], min_length=1)
-    """Regions of the provider, by name or pattern such as eu-*."""
+    """Regions of AWS, by name or pattern such as eu-*."""
 
     def check(self) -> None:
-        """Check that the provider's prices can be asked for, and that it has the regions."""
-        from tasks.prices import source_of
-
-        source_of(self.provider).regions_named(self.regions)
+        """Check that AWS has the regions."""
+        AwsPrices.regions_named(self.regions)

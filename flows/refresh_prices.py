@@ -1,4 +1,4 @@
-"""Asks a provider for the prices of today and keeps them, dated, in the workspace.
+"""Asks AWS for the prices of today and keeps them, dated, in the workspace.
 
 Runs on request (`heterps refresh-prices`) and before machines are rented. Needs credentials that may
 read prices; without them the bundled prices stay in use, and say how old they are.
@@ -20,8 +20,9 @@ from prefect import flow
 
 from flows.parameter_model import takes
 from flows.service.schedule import REFRESH_PRICES
+from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
-from tasks.prices import refresh_prices_of, source_of
+from tasks.prices import refresh_prices_of
 from tasks.running.progress import log_step
 
 
@@ -34,8 +35,8 @@ def refresh_prices(asked: PriceParameters) -> str:
         The file that was written.
     """
     workspace = Workspace.locate().create()
-    source = source_of(asked.provider)
-    refreshed, path = refresh_prices_of(workspace, source, regions=source.regions_named(asked.regions))
+    regions = AwsPrices.regions_named(asked.regions)
+    refreshed, path = refresh_prices_of(workspace, AwsPrices, regions=regions)
     for problem in refreshed.problems:
         log_step("kept", problem)
     kept = f", {refreshed.num_kept:,} kept with their age" if refreshed.num_kept else ""

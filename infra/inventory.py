@@ -6,14 +6,13 @@ such a machine is measured, a core or card counts as that of a device type of th
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from heterps_core.device_types import DEVICE_TYPES, get_device_type
 from heterps_core.errors import ConfigurationError, MalformedDocumentError, UnknownNameError
@@ -268,17 +267,7 @@ class _Inventory(JsonDocument):
 
 
 def inventory_text(kinds: Iterable[MachineKind]) -> str:
-    """Return kinds of machines as the text of the file."""
-    return "\n".join("\n".join(["[[machines]]", *_lines(to_json(kind)), ""]) for kind in kinds)
+    """Return the file of some kinds of machines."""
+    import tomlkit
 
-
-def _lines(table: Mapping[str, Any]) -> Iterator[str]:
-    order = [each.name for each in fields(MachineKind)]
-    for name in sorted(table, key=order.index):
-        value = table[name]
-        if isinstance(value, Mapping):
-            pairs = ", ".join(f"{json.dumps(key)} = {json.dumps(item)}" for key, item in value.items())
-            yield f"{name} = {{ {pairs} }}"
-        else:
-            # A text, whole number or decimal of JSON is one of TOML too.
-            yield f"{name} = {json.dumps(value)}"
+    return tomlkit.dumps({"machines": [to_json(kind) for kind in kinds]})

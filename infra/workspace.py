@@ -98,9 +98,6 @@ class Workspace:
     fleet_lock_path = _Below("fleet.lock")
     """Held by the process whose machines are alive."""
 
-    waiting_directory = _Below("waiting")
-    """A file for each run that waits for the one with the lock, held by its process."""
-
     leases_directory = _Below("leases")
     tracking_path = _Below("mlflow.db")
     """MLflow's database, where no other store is named. File stores are refused by MLflow 3."""

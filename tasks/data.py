@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import outgrown_tables
@@ -163,27 +162,6 @@ def prepare_data(
         best_reachable=_best_reachable(dataset, probabilities),
         profiled_as=f"{name} in {night.day:%G-W%V}",
     )
-
-
-@contextmanager
-def rows_after(day: str, *, source: ClickSource) -> Iterator[PreparedDataset | None]:
-    """Give all rows of the day after `day`, which neither its champion nor a model of earlier days has seen.
-
-    They are prepared for as long as the block runs; None where there is no such day.
-
-    Raises:
-        DataError: They cannot be read.
-    """
-    next_day = parse_day(day) + timedelta(days=1)
-    files = files_of_day(partitions_of(source.path).get(next_day, ()))
-    if not files:
-        yield None
-        return
-    # Nothing is left out of rows to judge by.
-    schema = replace(source.schema, negative_share=1.0)
-    with TemporaryDirectory(prefix="heterps-rows-") as name:
-        rows = source.rows_of(files, day=next_day, folder=Path(name) / _RESULTS)
-        yield prepare_dataset(rows, schema=schema, eval_fraction=0.0, out_dir=Path(name) / "rows")
 
 
 @contextmanager

@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import ProvisioningError, UnknownNameError
+from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer
 from infra.billing.caps import Caps
 from infra.inventory import OwnPrices, inventory_path, reserved_offers
 from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.prices.region_rates import write_rates
-from infra.providers import PROVIDERS, get_provider
+from infra.providers import get_provider
 from infra.workspace import Workspace
 from tasks.provisioning import Provisioning, find_offers, within_caps
 from tasks.steps import REPEATABLE, step
@@ -97,18 +97,6 @@ def refresh_prices_of(
         raise ProvisioningError(f"not one price could be refreshed, and those at hand stay in use: {why}")
     write_rates(workspace.price_folder, result.rates)
     return result, write_refreshed(workspace.price_folder, result.offers, at=now).path
-
-
-def source_of(provider: str) -> type[LivePrices]:
-    """Return the source of the prices of a provider.
-
-    Raises:
-        UnknownNameError: There is no such provider, or its prices cannot be asked for.
-    """
-    sources = {name: each.live_prices for name, each in PROVIDERS.items() if each.live_prices}
-    if provider not in sources:
-        raise UnknownNameError("provider whose prices can be asked for", provider, sources)
-    return sources[provider]
 
 
 def _refresh_before_renting(workspace: Workspace, provider: str, *, regions: Sequence[str]) -> None:

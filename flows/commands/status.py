@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +62,6 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
     """Ask everything that can be asked, each part by itself; None stands for what cannot be known now."""
     from infra.ledger.ledger import EntryState, Ledger
     from tasks.records.run_record import refused_records, waiting_records
-    from tasks.running.live_fleet import waiting_runs
 
     server = _server(workspace)
     deployment = server and server.ask(f"/deployments/name/{TRAIN_CTR}/{TRAIN_CTR}")
@@ -83,7 +82,6 @@ def gather(workspace: Workspace, *, now: datetime) -> dict[str, Any]:
         "workspace": str(workspace.root),
         "services": _services(workspace, server, deployment, now=now),
         "flow_runs": server and _flow_runs(server),
-        "waiting": [asdict(waiting) for waiting in waiting_runs(workspace)],
         "open_records": open_records,
         "last_run": last_run,
         "machines": machines,
@@ -233,14 +231,10 @@ def _next_night(server: PrefectServer | None) -> str:
 
 
 def _flow_run_lines(status: dict[str, Any]) -> list[str]:
-    waiting = {each["flow_run_id"]: each for each in status["waiting"]}
     lines = [
-        f"  {run['name']:<28}{'Waiting' if run['id'] in waiting else run['state']:<12}"
-        f"since {(run['started'] or '-')[:19]}"
+        f"  {run['name']:<28}{run['state']:<12}since {(run['started'] or '-')[:19]}"
         for run in status["flow_runs"] or []
     ]
-    for each in status["waiting"]:
-        lines.append(f"  {each['run_id']:<28}waits for {each['waits_for']}, and has not begun")
     for record in status["open_records"] or []:
         lines.append(f"  {record['run_id']:<28}{record['model']}, since {record['started_at'][:19]}")
         lines.append(f"  {'':<28}{_state_text(record)}")

@@ -13,7 +13,6 @@ from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
 from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage
-from tasks.data import rows_after
 from tasks.judging.baseline import measure_baselines
 from tasks.judging.challenge import Challenger
 from tasks.judging.promotion_gates import PromotionDecision
@@ -144,12 +143,7 @@ def _judged(run: OpenedRun, report: RunReport, version: str) -> PromotionDecisio
         judgement=report.training.judgement,
         judged_beside=None if run.start.model is None else run.start.model.version,
     )
-    decision = promote_if_better(
-        run.workspace,
-        challenger,
-        run.dataset,
-        rows_after=None if run.asked.data is None else partial(rows_after, source=run.asked.source),
-    )
+    decision = promote_if_better(run.workspace, challenger, run.dataset)
     if isinstance(decision, str):
         log_step("champion", f"version {version} is not judged: {decision}")
         return decision

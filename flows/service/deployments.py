@@ -11,17 +11,14 @@ import argparse
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
-import httpx
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.flows import Flow
 from prefect.runner import Runner
 from prefect.schedules import Cron, Interval
@@ -34,7 +31,7 @@ from flows.parameter_checks import check_parameters
 from flows.parameters import TrainParameters
 from flows.profile_devices import profile_devices
 from flows.refresh_prices import refresh_prices
-from flows.service.kept_settings import register, restore_deleted
+from flows.service.kept_settings import register
 from flows.service.prefect_connection import wait_for_server
 from flows.service.recovery import install_crash_automations, recover
 from flows.service.schedule import (
@@ -48,9 +45,6 @@ from flows.sweep_orphans import sweep_orphans
 from flows.train_ctr import train_ctr
 from heterps_core.errors import HeterpsError
 from infra.workspace import Workspace
-
-RESTORE_S = 10.0
-"""How often the serving process looks whether its deployments are still there."""
 
 # A sweep that hangs must not pile up; runs that train keep one another out (tasks/running/live_fleet.py).
 ONE_AT_A_TIME = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
@@ -87,17 +81,8 @@ def _serve(record: Path) -> None:
     register(served, record=record)
     for each in served:
         runner.add_deployment(each)
-    Thread(target=_keep_restoring, args=(runner, record), daemon=True).start()
     with suppress(KeyboardInterrupt, TerminationSignal):
         asyncio.run(runner.start())
-
-
-def _keep_restoring(runner: Runner, record: Path) -> None:
-    while True:
-        time.sleep(RESTORE_S)
-        # The server may be down for a while, or the disk full.
-        with suppress(httpx.HTTPError, OSError, PrefectException):
-            restore_deleted(deployments, runner=runner, record=record)
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
-from prefect.runner import Runner
 
-from flows.service.schedule import DEPLOYMENTS, NIGHTLY_CRON
+from flows.service.schedule import NIGHTLY_CRON
 from heterps_core.json_file import replace_json
 
 _PARAMETER = "parameter "
@@ -53,28 +51,6 @@ def register(deployments: Sequence[RunnerDeployment], *, record: Path) -> None:
             deployment.apply()
             notes[name] = {"held": _held(client, name), "sent": {}, "kept": kept}
             replace_json(record, notes)
-
-
-def restore_deleted(make: Callable[[], Sequence[RunnerDeployment]], *, runner: Runner, record: Path) -> None:
-    """Register again what is deleted in Prefect while it is served, as no night and no sweep would run any more.
-
-    Args:
-        make: Returns all deployments of the project, as the code has them.
-        runner: Gets those that were deleted, to run them.
-        record: As in `register`.
-    """
-    named = DeploymentFilter(name=DeploymentFilterName(any_=list(DEPLOYMENTS)))
-    with get_client(sync_client=True) as client:
-        present = {each.name for each in client.read_deployments(deployment_filter=named)}
-    for each in make() if present != {*DEPLOYMENTS} else ():
-        if each.name not in present:
-            register([each], record=record)
-            runner.add_deployment(each)
-            logger.warning(
-                "%s was deleted in Prefect and is registered again with the settings of the code; pause it there, or "
-                "its schedule, where it must not run",
-                each.name,
-            )
 
 
 def _read_notes(record: Path) -> dict[str, dict[str, Any]]:

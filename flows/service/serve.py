@@ -35,7 +35,6 @@ from flows.service.prefect_connection import (
     prefect_service,
     project_environment,
 )
-from flows.service.prefect_profile import enable_plugins, profiles_path
 from flows.service.schedule import (
     NIGHTLY_TIME,
     NIGHTLY_VARIABLE,
@@ -178,7 +177,6 @@ def _serve(workspace: Workspace, addresses: ServiceAddresses, services: Sequence
         ConfigurationError, ServiceError: A service does not come up, or keeps dying.
     """
     is_first = not os.environ.get(SERVER_PASSWORD) and not workspace.password_path.exists()
-    enable_plugins(profiles_path())
     supervisor = Supervisor(environment=_service_environment(workspace, addresses), report=_say)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Under nohup SIGHUP is ignored, and stays so.

@@ -11,12 +11,11 @@ moment at which it renews its lease of the place, or was started again since, as
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import IO
 
@@ -46,16 +45,6 @@ class FleetHolder:
     flow_run_id: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _WaitingRun:
-    """A run that has not begun, as another one has the fleet."""
-
-    run_id: str
-    flow_run_id: str
-    waits_for: str
-    """Id of the run that is at work."""
-
-
 @contextmanager
 def only_fleet(
     workspace: Workspace, run_id: str, *, flow_run_id: str = "", max_wait_s: float = 0.0
@@ -75,58 +64,23 @@ def only_fleet(
     deadline_s = time.monotonic() + max_wait_s
     shown_holder: str | None = None
     with workspace.fleet_lock_path.open("a+") as lock:
-        with ExitStack() as shown:
-            while True:
-                try:
-                    _enter(workspace, run_id, lock)
-                    break
-                except LiveFleetError as error:
-                    holder = last_fleet(workspace).run_id
-                    if holder == run_id or time.monotonic() >= deadline_s:
-                        raise
-                    if holder != shown_holder:
-                        log_step("waiting", f"for at most {max_wait_s / 60:.0f} min, as {error}")
-                        shown.close()
-                        shown.enter_context(
-                            _shown(
-                                workspace,
-                                _WaitingRun(run_id=run_id, flow_run_id=flow_run_id, waits_for=holder),
-                            )
-                        )
-                        shown_holder = holder
-                time.sleep(POLL_INTERVAL_S)
+        while True:
+            try:
+                _enter(workspace, run_id, lock)
+                break
+            except LiveFleetError as error:
+                holder = last_fleet(workspace).run_id
+                if holder == run_id or time.monotonic() >= deadline_s:
+                    raise
+                if holder != shown_holder:
+                    log_step("waiting", f"for at most {max_wait_s / 60:.0f} min, as {error}")
+                    shown_holder = holder
+            time.sleep(POLL_INTERVAL_S)
         lock.truncate(0)
         lock.write(f"{run_id} {flow_run_id}")
         lock.flush()
         # Closing the file lets go of the lock, and so does the end of the process, however it ends.
         yield
-
-
-@contextmanager
-def _shown(workspace: Workspace, waiting: _WaitingRun) -> Iterator[None]:
-    """Let `waiting_runs` find a run while the block runs."""
-    workspace.waiting_directory.mkdir(exist_ok=True)
-    path = workspace.waiting_directory / waiting.run_id
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        json.dump(asdict(waiting), file)
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-
-
-def waiting_runs(workspace: Workspace) -> list[_WaitingRun]:
-    """Return the runs that wait for another one; files of processes that are gone are passed over."""
-    found = []
-    for path in sorted(workspace.waiting_directory.glob("*")):
-        with suppress(FileNotFoundError, ValueError), path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                found.append(_WaitingRun(**json.load(file)))
-    return found
 
 
 def _enter(workspace: Workspace, run_id: str, lock: IO[str]) -> None:

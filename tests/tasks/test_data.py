@@ -1,6 +1,5 @@
 import gzip
 import shutil
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -11,20 +10,16 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from heterps_core.data.manifest import FORMAT_VERSION, MANIFEST_NAME
-from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_days, write_click_stream
 from heterps_core.errors import ConfigurationError, DataError
-from heterps_core.json_file import write_json
 from infra.workspace import Workspace
 from tasks.data import (
     KEPT_NIGHTS,
     prepare_data,
-    rows_after,
 )
 from tasks.running.start import Start
 from tasks.sources import ClickSource
-from tests.heterps_core.data.synthetic_rows import all_rows, held_out_labels
+from tests.heterps_core.data.synthetic_rows import held_out_labels
 from tests.moto_server import empty_cloud
 
 
@@ -349,33 +344,3 @@ def test_a_source_has_one_name_from_every_folder(days, monkeypatch):
 
     assert ClickSource(data=days.name).name == ClickSource(data=str(days)).name == str(days)
     assert ClickSource(data=str(days), schema_file="schema.json").name != str(days)
-
-
-def test_all_rows_of_the_next_day_are_there_whatever_the_schema_leaves_out_of_training(days, tmp_path):
-    schema = tmp_path / "schema.json"
-    write_json(schema, replace(CRITEO_SCHEMA, negative_share=0.5).to_json())
-    source = ClickSource(data=str(days), schema_file=str(schema))
-    expected = prepare_dataset(
-        days / "day=2026-11-03", schema=CRITEO_SCHEMA, eval_fraction=0.0, out_dir=tmp_path / "expected"
-    )
-
-    with rows_after("2026-11-02", source=source) as rows:
-        assert rows.num_eval_rows == 0
-        assert all_rows(rows).labels.tolist() == all_rows(expected).labels.tolist()
-        folder = rows.directory
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("place", ["", "day=2026-11-03/rows.tsv"])
-def test_there_are_none_after_the_last_day_and_of_data_without_days(days, place):
-    with rows_after("2026-11-03", source=ClickSource(data=str(days / place))) as rows:
-        assert rows is None
-
-
-def test_a_query_makes_them_as_it_makes_those_of_a_night(days, tmp_path):
-    query = tmp_path / "rows.sql"
-    query.write_text("SELECT * FROM rows WHERE label = '1'")
-    source = ClickSource(data=str(days), prepare_sql=str(query))
-
-    with rows_after("2026-11-01", source=source) as rows:
-        assert set(all_rows(rows).labels.tolist()) == {1}

@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 
@@ -42,7 +41,7 @@ def logits_of(models, version):
     return slots + dense + tensors["output.bias"][0]
 
 
-def promote(models, version, *, usd=1.0, baseline=None, rows_after=None, **known):
+def promote(models, version, *, usd=1.0, baseline=None, **known):
     challenger = Challenger(
         version=version,
         gates=PromotionGates(),
@@ -51,7 +50,7 @@ def promote(models, version, *, usd=1.0, baseline=None, rows_after=None, **known
         baseline=baseline or guesses(models),
         **known,
     )
-    return promote_if_better.fn(models.workspace, challenger, models.dataset, rows_after=rows_after)
+    return promote_if_better.fn(models.workspace, challenger, models.dataset)
 
 
 def test_a_better_model_becomes_champion_and_a_worse_one_does_not(models):
@@ -90,35 +89,6 @@ def test_a_back_filled_model_is_judged_against_the_champion_of_its_day_and_does_
     kept = model_registry.find_version(models.workspace, EQUAL).tags
     assert json.loads(kept["heterps.decision"])["auc_difference"]["low"] == decision.auc_difference.low
     assert kept["heterps.promoted"] == "false"
-
-
-@pytest.mark.parametrize(
-    ("newest", "challenger", "follows"),
-    [(OLD, FITTED, True), (FITTED, EQUAL, False), (OTHER_TABLES, SHIFTED, False)],
-    ids=["proven better", "equal", "kept out by its own day"],
-)
-@pytest.mark.parametrize("has_rows", [True, False])
-def test_a_back_filled_model_follows_a_later_champion_where_it_is_proven_better_on_rows_that_neither_has_seen(
-    models, newest, challenger, follows, has_rows
-):
-    models.crown(newest)
-    is_of_day(models, newest, "2026-11-20")
-    asked = []
-
-    def rows_after(day):
-        asked.append(day)
-        return nullcontext(models.dataset if has_rows else None)
-
-    decision = promote(models, challenger, rows_after=rows_after)
-
-    assert asked == ([] if challenger == SHIFTED else ["2026-11-20"])
-    assert decision.is_promoted is (follows and has_rows)
-    assert champion_of(models.workspace).version == (challenger if decision.is_promoted else newest)
-    if decision.is_promoted:
-        assert decision.champion_version == newest
-        assert decision.auc_difference.low > 0
-        # The next night goes on from it.
-        assert champion_before(models.workspace, date(2026, 11, 21)).version == challenger
 
 
 def test_a_back_filled_day_goes_on_from_the_one_before_that_passed_and_not_from_one_that_did_not(models):

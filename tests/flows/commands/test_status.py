@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
@@ -17,11 +16,9 @@ from infra.workspace import ServiceAddresses, Workspace
 from tasks.records import mlflow_store
 from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.run_record import note
-from tasks.running import live_fleet, run_lifecycle
-from tasks.running.live_fleet import only_fleet
+from tasks.running import run_lifecycle
 from tests.infra.builders import offer, plan
 from tests.tiers import weekly_after
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -154,25 +151,6 @@ def test_a_run_that_goes_on_has_no_reason_of_its_end(workspace, status):
 
     [record] = json.loads(status("--json")[1].out)["open_records"]
     assert (record["outcome"], record["end_reason"]) == ("running", None)
-
-
-def test_a_waiting_run_is_shown_as_one_with_the_run_that_it_waits_for(workspace, status, monkeypatch):
-    monkeypatch.setattr("tasks.running.live_fleet.POLL_INTERVAL_S", 0.05)
-    workspace.create()
-
-    def wait_and_enter():
-        with only_fleet(workspace, "r2", max_wait_s=60):
-            pass
-
-    waiting = threading.Thread(target=wait_and_enter)
-    with only_fleet(workspace, "r1"):
-        waiting.start()
-        wait_for(lambda: live_fleet.waiting_runs(workspace))
-        text = status()[1].out
-    waiting.join(timeout=300)
-
-    assert "r2                          waits for r1, and has not begun" in text
-    assert "waits for" not in status()[1].out
 
 
 @pytest.mark.weekly

@@ -1,17 +1,14 @@
 """What a person sets of a deployment in Prefect, over starts of the serving process."""
 
-from functools import partial
-
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.runner import Runner
 from prefect.schedules import Cron
 
 from flows.service import kept_settings
-from flows.service.deployments import ONE_AT_A_TIME, deployment, deployments
-from flows.service.kept_settings import register, restore_deleted
+from flows.service.deployments import ONE_AT_A_TIME, deployment
+from flows.service.kept_settings import register
 from flows.sweep_orphans import sweep_orphans
 from heterps_core.json_file import replace_json
 
@@ -152,23 +149,3 @@ def test_a_deployment_that_was_deleted_begins_anew(start, client):
     client.delete_deployment(served.id)
 
     assert not start().paused
-
-
-def test_deployments_that_are_deleted_while_they_are_served_are_registered_again(client, tmp_path, caplog):
-    restore = partial(restore_deleted, deployments, runner=Runner(), record=tmp_path / "deployments.json")
-    restore()
-    before = {each.name: each.id for each in client.read_deployments()}
-    client.pause_deployment(before["sweep-orphans"])
-    client.delete_deployment(before["train-ctr"])
-    caplog.clear()
-    restore()
-    restore()
-    after = {each.name: each for each in client.read_deployments()}
-    client.resume_deployment(before["sweep-orphans"])
-
-    assert after.keys() == before.keys()
-    assert {name for name, each in after.items() if each.id != before[name]} == {"train-ctr"}
-    assert [each.schedule.cron for each in after["train-ctr"].schedules] == ["30 4 * * *"]
-    assert after["sweep-orphans"].paused
-    [said] = [record.getMessage() for record in caplog.records if record.name == kept_settings.__name__]
-    assert said.startswith("train-ctr was deleted in Prefect and is registered again")
