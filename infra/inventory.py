@@ -187,11 +187,16 @@ def read_inventory(workspace: Workspace) -> tuple[MachineKind, ...]:
     return _read(workspace).machines
 
 
+def read_reserved(workspace: Workspace) -> tuple[ReservedInstances, ...]:
+    """Return the reserved instances that are listed. Raises as `_read`."""
+    return _read(workspace).reserved
+
+
 def reserved_offers(
     workspace: Workspace, catalogue: PriceCatalogue, *, region: str
 ) -> tuple[InstanceOffer, ...]:
     """Return the reserved instances of a region. Raises as `_read` and `ReservedInstances.offers`."""
-    listed = (each for each in _read(workspace).reserved if each.region == region)
+    listed = (each for each in read_reserved(workspace) if each.region == region)
     return tuple(offer for each in listed for offer in each.offers(catalogue))
 
 
@@ -260,14 +265,14 @@ class ReservedInstances(JsonDocument):
 class _Inventory(JsonDocument):
     """The whole file."""
 
-    json_form = JsonForm(what="inventory", is_strict=True)
+    json_form = JsonForm(what="inventory", is_strict=True, omits_defaults=True)
 
     machines: tuple[MachineKind, ...] = ()
     reserved: tuple[ReservedInstances, ...] = ()
 
 
-def inventory_text(kinds: Iterable[MachineKind]) -> str:
-    """Return the file of some kinds of machines."""
+def inventory_text(kinds: Iterable[MachineKind], reserved: Iterable[ReservedInstances] = ()) -> str:
+    """Return the file of some kinds of machines and reserved instances."""
     import tomlkit
 
-    return tomlkit.dumps({"machines": [to_json(kind) for kind in kinds]})
+    return tomlkit.dumps(to_json(_Inventory(machines=tuple(kinds), reserved=tuple(reserved))))

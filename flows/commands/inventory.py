@@ -1,7 +1,7 @@
 """Write the machines that you have into machines.toml of the workspace, from what a home shows: here, ray or slurm.
 
-Kinds of other homes that the file has stay in it; those of this home are replaced, at the price that is given. A
-person then edits prices, and what the home does not show. docs/HOMES.md has each field.
+Kinds of other homes and reserved instances that the file has stay in it; those of this home are replaced, at the
+price that is given. A person then edits prices, and what the home does not show. docs/HOMES.md has each field.
 
 examples:
   heterps inventory
@@ -17,7 +17,7 @@ import argparse
 from dataclasses import replace
 
 from heterps_core.errors import ProvisioningError
-from infra.inventory import HERE, MachineKind, inventory_path, inventory_text, read_inventory
+from infra.inventory import HERE, MachineKind, inventory_path, inventory_text, read_inventory, read_reserved
 from infra.providers import PROVIDERS, get_provider
 from infra.workspace import Workspace
 
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> None:
             f"says what is missing"
         )
     priced = [replace(kind, price_usd_per_hour=options.usd_per_hour) for kind in found]
-    text = inventory_text([*kept, *priced])
+    text = inventory_text([*kept, *priced], read_reserved(workspace))
     if options.print:
         print(text)
         return

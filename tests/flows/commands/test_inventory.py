@@ -2,7 +2,7 @@ import pytest
 
 from flows.cli import main
 from heterps_core.machine import num_cores
-from infra.inventory import inventory_path, read_inventory
+from infra.inventory import inventory_path, read_inventory, read_reserved
 from infra.workspace import HOME_VARIABLE, Workspace
 
 SLURM = """
@@ -14,6 +14,12 @@ cores = 32
 memory_gb = 128
 price_usd_per_hour = 3.2
 """
+RESERVED = """
+[[reserved]]
+instance_type = "c7i.4xlarge"
+region = "us-east-1"
+count = 3
+"""
 
 
 @pytest.fixture
@@ -22,8 +28,8 @@ def workspace(tmp_path, monkeypatch):
     return Workspace(root=tmp_path)
 
 
-def test_it_writes_this_machine_beside_those_of_other_homes(workspace, capsys):
-    inventory_path(workspace).write_text(SLURM)
+def test_it_writes_this_machine_beside_those_of_other_homes_and_reserved_ones(workspace, capsys):
+    inventory_path(workspace).write_text(RESERVED + SLURM)
 
     assert main(["inventory", "--usd-per-hour", "0.5"]) == 0
     assert main(["inventory", "--usd-per-hour", "0.5"]) == 0
@@ -31,6 +37,7 @@ def test_it_writes_this_machine_beside_those_of_other_homes(workspace, capsys):
     others, here = read_inventory(workspace)
     assert (others.kind, others.count, others.price_usd_per_hour) == ("epyc-32", 4, 3.2)
     assert (here.kind, here.cores, here.price_usd_per_hour) == ("here", num_cores(), 0.5)
+    assert [(each.instance_type, each.count) for each in read_reserved(workspace)] == [("c7i.4xlarge", 3)]
     assert "at 0.5 USD/hour; plans name cpu-here" in capsys.readouterr().out
 
 
