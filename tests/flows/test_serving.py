@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from mlflow import MlflowClient
 
+from flows.cli import main
 from infra.workspace import HOME_VARIABLE
 from tests.served_workspace import PROJECT, ServedWorkspace
 from tests.waiting import wait_for
@@ -220,16 +221,19 @@ def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
     assert any("promised" in line["message"] for line in lines)
 
 
-def test_the_status_shows_what_is_served(service):
+def test_the_status_shows_what_is_served(service, monkeypatch, capsys):
     document = json.loads(service.heterps("status", "--json"))
 
     assert [state.split()[0] for state in document["services"].values()] == ["up", "up", "up"]
     assert document["next_night"].endswith("04:30 UTC")
     assert document["machines"] == []
     assert document["caps"] == {"max_usd_per_hour": None, "max_usd_per_run": None, "max_usd_per_month": None}
-    runs = json.loads(service.heterps("runs", "--json"))
-    finished = next(run for run in runs if run["status"] == "FINISHED")
-    assert "Why this plan" in service.heterps("explain", finished["run_id"])
+    # The other commands in this process, which has their libraries.
+    monkeypatch.setenv(HOME_VARIABLE, str(service.home))
+    assert main(["runs", "--json"]) == 0
+    finished = next(run for run in json.loads(capsys.readouterr().out) if run["status"] == "FINISHED")
+    assert main(["explain", finished["run_id"]]) == 0
+    assert "Why this plan" in capsys.readouterr().out
 
 
 def test_a_value_outside_the_form_is_refused_by_the_server(service):

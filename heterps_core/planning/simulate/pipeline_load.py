@@ -99,7 +99,7 @@ def pipeline_load(
             f"got {num_microbatches}"
         )
     drains = problem.drains or problem.step_model is StepModel.PAPERS
-    if not problem.single_replica_communicates:
+    if not problem.single_replica_communicates and problem.step_model is not StepModel.TRAINER:
         problem = replace(problem, step_model=StepModel.TRAINER)
     table = plan_table(problem, stages, num_microbatches=num_microbatches)
     replicas = np.array([float(stage.num_replicas) for stage in stages])

@@ -37,6 +37,7 @@ from tests.heterps_core.training.node_processes import (
     running_nodes,
     worker_processes,
 )
+from tests.tiers import weekly_after
 from tests.waiting import wait_for
 
 NUM_CASES = 20
@@ -66,7 +67,7 @@ def rows_of_replicas(dataset, cursor, *, batch_size, num_microbatches, seed, num
     return rows
 
 
-@pytest.mark.parametrize("seed", range(NUM_CASES))
+@pytest.mark.parametrize("seed", weekly_after(6, range(NUM_CASES)))
 def test_every_stage_trains_the_rows_of_an_undisturbed_run_each_once_an_epoch(dataset, seed):
     draw = random.Random(seed)
     num_microbatches = draw.choice([1, 2, 4])

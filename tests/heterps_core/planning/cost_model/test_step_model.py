@@ -31,6 +31,7 @@ from tests.tiers import weekly_after
 def formula_alone(monkeypatch):
     """Let stages wait for nothing but what the formula counts."""
     no_wait = SimpleNamespace(step_seconds=0.0)
+    monkeypatch.setattr(evaluation, "pipeline_load", lambda *_, **__: None)  # which nothing reads then
     monkeypatch.setattr(evaluation, "simulate", lambda load: no_wait)
 
 
@@ -108,7 +109,7 @@ def all_plans(problem: SchedulingProblem, most_replicas: int):
 @pytest.mark.usefixtures("formula_alone")
 @pytest.mark.parametrize("exchange_work", [False, True])
 @pytest.mark.parametrize("communicates", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", weekly_after(1, range(3)))
 def test_a_step_takes_as_long_as_its_slowest_stage_by_the_formula(seed, communicates, exchange_work):
     problem = trainer_problem(seed, communicates=communicates, exchange_work=exchange_work)
     random = np.random.default_rng(seed)
@@ -159,16 +160,22 @@ def cheapest_by_trying_all(problem):
 EXTRA = ExtraCosts(
     startup_seconds=60.0, storage_usd_per_hour=0.5, checkpoint_seconds=5.0, restart_seconds=100.0
 )
+STEPS = (
+    *((False, False, True), (True, False, False), (False, True, True)),
+    *((False, False, False), (True, False, True), (False, True, False)),
+)
+"""Whether a single replica communicates, whether exchanging rows is work, and whether there are extra costs."""
 
 
 @pytest.mark.usefixtures("formula_alone")
-@pytest.mark.parametrize("extra", [ExtraCosts(), EXTRA])
-@pytest.mark.parametrize(("communicates", "exchange_work"), [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
-def test_the_optimum_is_what_trying_every_plan_finds(seed, communicates, exchange_work, extra):
+@pytest.mark.parametrize("step", weekly_after(3, STEPS), ids=str)
+@pytest.mark.parametrize("seed", weekly_after(1, range(6)))
+def test_the_optimum_is_what_trying_every_plan_finds(seed, step):
+    communicates, exchange_work, has_extra = step
+    extra = EXTRA if has_extra else ExtraCosts()
     problem = trainer_problem(seed, num_types=2, communicates=communicates, exchange_work=exchange_work)
     units = {
-        name: replace(unit, max_units=4, instances=(), interruptions_per_hour=0.01 * index)
+        name: replace(unit, max_units=3, instances=(), interruptions_per_hour=0.01 * index)
         for index, (name, unit) in enumerate(problem.device_types.items())
     }
     problem = replace(problem, device_types=units, extra_costs=extra)
@@ -229,7 +236,7 @@ def with_long_sums(problem, factor):
     return replace(problem, layers=layers)
 
 
-@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
+@pytest.mark.parametrize("seed", weekly_after(1, range(6)))
 def test_a_plan_promises_what_its_simulation_reaches_and_keeps_the_floor(seed):
     problem = with_long_sums(trainer_problem(seed, num_layers=8), 5.0)
     problem = replace(problem, throughput_floor_samples_per_s=0.3 * highest_throughput(problem))
@@ -305,7 +312,7 @@ def test_every_scheduler_plans_the_trainers_step_and_knows_how_far_it_is_from_th
 
 
 @pytest.mark.usefixtures("formula_alone")
-@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_the_optimum_is_found_where_more_micro_batches_make_a_stage_faster(seed):
     problem = with_long_sums(trainer_problem(seed, num_layers=3, num_types=2), 30.0)
     units = {name: replace(unit, max_units=4, instances=()) for name, unit in problem.device_types.items()}
@@ -348,7 +355,7 @@ def drained_problem(seed, **sizes):
     return replace(problem, drains=True, device_types=units, batch_size=(4096, 512, 60)[seed % 3])
 
 
-@pytest.mark.parametrize("seed", weekly_after(4, range(6)))
+@pytest.mark.parametrize("seed", weekly_after(2, [0, 3, 1, 2, 4, 5]))
 def test_no_simulated_step_is_shorter_than_its_stages_fill_and_drain(seed):
     problem = replace(drained_problem(seed, num_layers=4), single_replica_communicates=seed > 2)
     if seed % 2:
@@ -422,7 +429,7 @@ def test_an_independent_program_finds_no_cheaper_plan_where_peers_cost_time(seed
     assert found.cost_lower_bound_usd <= expected * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("seed", weekly_after(3, range(6)))
+@pytest.mark.parametrize("seed", weekly_after(1, range(6)))
 def test_no_plan_whose_steps_drain_costs_less_than_the_bound_and_the_optimum_found_is_near_the_cheapest(seed):
     problem = drained_problem(seed)
     expected = cheapest_by_trying_all(problem)
@@ -435,7 +442,7 @@ def test_no_plan_whose_steps_drain_costs_less_than_the_bound_and_the_optimum_fou
     assert not evaluate(problem, found.stages).violations
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", weekly_after(1, [1, 0, 2]))
 def test_a_plan_whose_steps_drain_keeps_the_floor_when_simulated(seed):
     problem = drained_problem(seed)
     evaluations = [evaluate(problem, plan) for plan in all_plans(problem, 3)]

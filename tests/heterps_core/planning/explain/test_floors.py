@@ -10,6 +10,7 @@ from tests.heterps_core.planning.explain.trying_all import (
     feasible_plans,
     tiny_problem,
 )
+from tests.tiers import weekly_after
 
 
 def costs_and_throughputs(problem):
@@ -21,7 +22,7 @@ def costs_and_throughputs(problem):
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", weekly_after(1, range(4)))
 def test_the_highest_throughput_is_that_of_all_plans(seed):
     problem = tiny_problem(seed)
 
@@ -52,7 +53,7 @@ def test_a_throughput_out_of_reach_names_the_highest():
     assert found.highest_samples_per_s == pytest.approx(fastest, rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_the_floor_costs_what_the_cheapest_plan_without_it_saves(seed):
     problem = tiny_problem(seed, floor_samples_per_s=9_000.0)
     cheapest = cheapest_by_trying_all(problem)

@@ -15,6 +15,7 @@ from tests.builders import make_problem
 from tests.independent_planner import CandidateStages
 from tests.partitions import all_partitions
 from tests.paths import TESTS
+from tests.tiers import weekly_after
 
 PROBLEMS = TESTS / "golden" / "problems"
 EXPECTED = json.loads((PROBLEMS / "expected.json").read_text())
@@ -43,7 +44,7 @@ def cheapest_by_trying_all(problem):
 
 
 @pytest.mark.parametrize("scarce", [False, True])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", weekly_after(4, range(8)))
 def test_equals_trying_all_assignments(seed, scarce):
     problem = make_problem(
         seed, num_layers=4, num_types=3, scarce=scarce, floor_samples_per_s=[20_000, 100_000][seed % 2]
@@ -193,7 +194,7 @@ def test_one_layer_on_one_type_is_a_plan():
 
 
 @pytest.mark.parametrize("scarce", [False, True])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_equals_trying_all_plans_where_a_single_replica_does_not_communicate(seed, scarce):
     problem = make_problem(
         seed, num_layers=4, num_types=3, scarce=scarce, floor_samples_per_s=[0, 30_000][seed % 2]

@@ -12,6 +12,7 @@ from heterps_core.planning.search.capped.partial_plans import (
 )
 from heterps_core.planning.search.capped.scarcity_prices import ascend
 from heterps_core.planning.search.capped.window_search import WindowSearch
+from tests.tiers import weekly_after
 
 NUM_LAYERS, NUM_TYPES = 5, 3
 
@@ -91,7 +92,7 @@ def cheapest_capped_partition(replicas, *, stage_prices, max_units, cutoff, chan
 
 
 @pytest.mark.parametrize("max_units", CAPS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_equals_trying_all_partitions(seed, max_units):
     replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
     prices = replicas * UNIT_PRICES
@@ -108,7 +109,7 @@ def test_equals_trying_all_partitions(seed, max_units):
 
 
 @pytest.mark.parametrize("max_units", CAPS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_boundaries_are_forbidden(
     seed, max_units
 ):
@@ -128,7 +129,7 @@ def test_equals_trying_all_partitions_where_units_are_sold_in_pairs_and_boundari
 
 
 @pytest.mark.parametrize("max_units", CAPS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_equals_trying_all_partitions_without_neighbours_of_one_type(seed, max_units):
     replicas, caps = draw_replicas(seed), np.array(max_units, dtype=float)
     prices = sold_in_pairs(replicas)

@@ -14,10 +14,11 @@ from tests.heterps_core.planning.search.capped.test_capped_chain import (
     price_within_caps,
     sold_in_pairs,
 )
+from tests.tiers import weekly_after
 
 
 @pytest.mark.parametrize("max_units", CAPS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", weekly_after(2, range(6)))
 def test_equals_trying_all_partitions(seed, max_units):
     replicas, caps, changes = draw_replicas(seed), np.array(max_units, dtype=float), draw_changes(seed)
     prices = sold_in_pairs(replicas)
