@@ -192,37 +192,29 @@ def test_a_back_fill_skips_the_day_that_is_done_and_the_other_goes_on_from_the_c
     assert not list(workspace.runs_directory.glob("*/start_model"))
 
 
-def test_a_run_that_plans_only_says_what_would_be_bought_and_trains_nothing(
+def test_a_run_that_plans_only_says_what_would_be_bought_in_the_cheaper_region_and_trains_nothing(
     workspace, days, first_night, caplog
 ):
     launched = Ledger(workspace.ledger_path).entries()
-
-    with caplog.at_level("INFO"):
-        run_id = train_ctr(data=str(days), day="2026-11-04", plan_only=True, **SETTINGS)
-
-    assert re.search(r"would cost [0-9.]+ USD/hour", caplog.text)
-    assert re.search(r"plan +exact: .*, optimal", caplog.text)
-    planned = records(workspace)[run_id]
-    assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
-    assert Ledger(workspace.ledger_path).entries() == launched
-    assert finished_run(workspace, day="2026-11-04", data=str(days), model="ctrdnn") is None
-
-
-def test_a_plan_over_two_regions_takes_the_cheaper_one_and_says_by_how_much_the_other_lost(
-    workspace, days, first_night, caplog
-):
     half = [
         replace(each, region="eu-west-1", price_usd_per_hour=each.price_usd_per_hour / 2)
         for each in BUNDLED_SNAPSHOT.offers()
     ]
     write_refreshed(workspace.price_folder, half, at=datetime.now(UTC))
+    night = {"data": str(days), "day": "2026-11-04", "plan_only": True, "regions": ["us-east-1", "eu-*"]}
 
     with caplog.at_level("INFO"):
-        train_ctr(data=str(days), day="2026-11-04", plan_only=True, regions=["us-east-1", "eu-*"], **SETTINGS)
+        run_id = train_ctr(**night, **SETTINGS)
 
     said = " ".join(caplog.text.split())
+    assert re.search(r"would cost [0-9.]+ USD/hour", said)
+    assert re.search(r"plan +exact: .*, optimal", said)
     assert "region eu-west-1, the cheapest of 2; nearest us-east-1: +0.0" in said
     assert re.search(r"GB cross between regions for 0\.0\d+ USD, and checkpoints for at most", said)
+    planned = records(workspace)[run_id]
+    assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
+    assert Ledger(workspace.ledger_path).entries() == launched
+    assert finished_run(workspace, day="2026-11-04", data=str(days), model="ctrdnn") is None
 
 
 @pytest.mark.weekly
