@@ -85,6 +85,9 @@ class FeatureSpec(JsonDocument):
     slot_dimensions: tuple[int | None, ...] = ()
     """Width of the vectors of each slot, at least 1; None stands for the model's own, and empty for None each."""
 
+    slot_tables: tuple[int, ...] = ()
+    """For each slot the first slot that looks up the same table; empty stands for a table of its own each."""
+
     num_labels: int = 1
     dynamic_ids: DynamicIds | None = None
     """None hashes values to rows, so that some share one. Otherwise an id is a key, not a row: the number of its slot
@@ -117,8 +120,15 @@ class FeatureSpec(JsonDocument):
         object.__setattr__(self, "slot_lengths", self.slot_lengths or (1,) * len(self.slot_rows))
         object.__setattr__(self, "slot_poolings", self.slot_poolings or (SUM,) * len(self.slot_rows))
         object.__setattr__(self, "slot_dimensions", self.slot_dimensions or (None,) * len(self.slot_rows))
+        object.__setattr__(self, "slot_tables", self.slot_tables or tuple(range(len(self.slot_rows))))
         _check_names("slot_names", self.slot_names, len(self.slot_rows))
         _check_names("dense_names", self.dense_names, self.num_dense)
+        sizes = list(zip(self.slot_rows, self.slot_dimensions, self.slot_tables, strict=True))
+        for name, size in zip(self.slot_names, sizes, strict=True):
+            if size[2] not in range(len(sizes)) or size != sizes[size[2]]:
+                raise ConfigurationError(
+                    f"slot {name} must have the rows, dimension and number of the first slot of its table, got {size}"
+                )
 
     @property
     def num_slots(self) -> int:

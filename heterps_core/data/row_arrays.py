@@ -119,11 +119,12 @@ def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) ->
     for part in [of_slots] if is_short else [[each] for each in of_slots]:
         texts = pa.concat_arrays([each for _, column in part for each in (column, empty)])
         stops = np.cumsum([len(column) + 1 for _, column in part])
-        slots = np.repeat([slot for slot, _ in part], np.diff(stops, prepend=0))
-        hashes, is_missing = hash_texts(texts, slot=slots), text_lengths(texts) == 0
+        # Slots of one table have one salt, so a text has one row in all of them.
+        salts = np.repeat([features.slot_tables[slot] for slot, _ in part], np.diff(stops, prepend=0))
+        hashes, is_missing = hash_texts(texts, slot=salts), text_lengths(texts) == 0
         if features.text_rule != FIRST_TEXT_RULE:
             places, canonical = other_forms(texts)
-            hashes[places] = hash_texts(canonical, slot=slots[places])
+            hashes[places] = hash_texts(canonical, slot=salts[places])
             is_missing[places] = text_lengths(canonical) == 0
         for (slot, _), start, stop in zip(part, [0, *stops.tolist()], stops.tolist(), strict=False):
             if features.dynamic_ids is None:
@@ -131,7 +132,8 @@ def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) ->
                     hashes[start:stop], is_missing=is_missing[start:stop], num_rows=features.slot_rows[slot]
                 )
             else:
-                yield keys_of_hashes(hashes[start:stop], slot=slot, hash_bits=features.hash_bits)
+                table = features.slot_tables[slot]
+                yield keys_of_hashes(hashes[start:stop], slot=table, hash_bits=features.hash_bits)
 
 
 def _ids_of_lists(

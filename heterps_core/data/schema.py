@@ -122,6 +122,10 @@ class DataSchema(JsonDocument):
     dimensions: Mapping[str, Annotated[int, count(MAX_DIMENSION)]] = field(default_factory=dict)
     """Values of an embedding vector by the column; those of other columns are the model's own."""
 
+    tables: Mapping[str, str] = field(default_factory=dict)
+    """The table that a column looks up; a column that is not named here has one of its own name. Columns of one table
+    share its rows, what they learn and their sizes, which it is enough to give for one of them."""
+
     list_separator: str = "|"
     """Between the values of a list in a field of text."""
 
@@ -142,6 +146,8 @@ class DataSchema(JsonDocument):
         _check_columns(self)
         _check_label_values(self)
         _check_layout(self)
+        for field_name in ("table_rows", "dimensions"):
+            object.__setattr__(self, field_name, _sizes_by_table(self, field_name))
 
     @property
     def used_columns(self) -> tuple[str, ...]:
@@ -156,6 +162,12 @@ class DataSchema(JsonDocument):
             *(column.name for column in self.multi_hot_columns),
             *(column.name for column in self.sequence_columns),
         )
+
+    @property
+    def slot_tables(self) -> tuple[int, ...]:
+        """For each slot the first slot that looks up the same table."""
+        tables = [self.tables.get(name, name) for name in self.slot_columns]
+        return tuple(map(tables.index, tables))
 
     @property
     def target_columns(self) -> tuple[str, ...]:
@@ -197,18 +209,23 @@ class DataSchema(JsonDocument):
         return {column.name: column for column in columns}
 
     def features(self, slot_rows: Sequence[int], *, text_rule: int = TEXT_RULE) -> FeatureSpec:
-        """Return the shape of a model's input, with a table of so many rows for each slot that is given none."""
+        """Return the shape of a model's input, with a table of so many rows for each slot that is given none.
+
+        A table that several slots share has the rows of the one with most.
+        """
         num_single = len(self.categorical_columns)
         multiple = 1 if self.dynamic_ids is None else BUCKET_ROWS
+        rows_of_tables: dict[int, int] = {}
+        for table, name, rows in zip(self.slot_tables, self.slot_columns, slot_rows, strict=True):
+            own = self.table_rows.get(name, rows)
+            rows_of_tables[table] = max(rows_of_tables.get(table, 0), -(-own // multiple) * multiple)
         return FeatureSpec(
             num_dense=len(self.numeric_columns),
             num_labels=len(self.labels),
             dynamic_ids=self.dynamic_ids,
             text_rule=text_rule,
-            slot_rows=tuple(
-                -(-self.table_rows.get(name, rows) // multiple) * multiple
-                for name, rows in zip(self.slot_columns, slot_rows, strict=True)
-            ),
+            slot_rows=tuple(rows_of_tables[table] for table in self.slot_tables),
+            slot_tables=self.slot_tables,
             slot_dimensions=tuple(map(self.dimensions.get, self.slot_columns)),
             slot_names=self.slot_columns,
             dense_names=self.numeric_columns,
@@ -238,6 +255,9 @@ class DataSchema(JsonDocument):
         document = self.to_json()
         for name in ("name", "time_column", *LAYOUT_FIELDS):
             document.pop(name, None)
+        if not self.tables:
+            # As the hashes of registered models, which know no tables.
+            del document["tables"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -262,11 +282,12 @@ def _check_columns(schema: DataSchema) -> None:
             raise ConfigurationError(
                 f"{what} must name each column once, but {twice[0]!r} stands there twice"
             )
-    for what, sizes in (("table_rows", schema.table_rows), ("dimensions", schema.dimensions)):
-        no_slots = sorted(set(sizes) - set(schema.slot_columns))
+    for what in ("table_rows", "dimensions", "tables"):
+        no_slots = sorted(set(getattr(schema, what)) - set(schema.slot_columns))
         if no_slots:
             raise ConfigurationError(
-                f"{what} must be of categorical, multi-hot or sequence columns, but {no_slots[0]!r} is none"
+                f"{what} must be of categorical, multi-hot or sequence columns, but {no_slots[0]!r} is none; "
+                f"leave it out of {what}, or name it in one of these lists"
             )
     for name, rows in schema.table_rows.items():
         if rows < MIN_SLOT_ROWS:
@@ -282,6 +303,21 @@ def _check_columns(schema: DataSchema) -> None:
         unnamed = [column for column in needed if column not in schema.column_names]
         if unnamed:
             raise ConfigurationError(f"column_names must hold every column in use, but lacks {unnamed[0]!r}")
+
+
+def _sizes_by_table(schema: DataSchema, field_name: str) -> dict[str, int]:
+    """Return the sizes of columns in a field of the schema, with those of other columns of the same tables."""
+    sizes: Mapping[str, int] = getattr(schema, field_name)
+    tables = {name: schema.tables.get(name, name) for name in schema.slot_columns}
+    sized = {tables[name]: name for name in sizes}
+    for name, size in sizes.items():
+        other = sized[tables[name]]
+        if size != sizes[other]:
+            raise ConfigurationError(
+                f"{field_name} must be equal for all columns of the table {tables[name]!r}, got {size} for {name!r} "
+                f"and {sizes[other]} for {other!r}; keep one of the two, or give the columns different tables"
+            )
+    return {**sizes, **{name: sizes[sized[table]] for name, table in tables.items() if table in sized}}
 
 
 def _check_label_values(schema: DataSchema) -> None:

@@ -50,7 +50,7 @@ class IdLayout:
     hash_bits: int
     min_sightings: int
     first_rows_S: Int64Array
-    """-1 for slots that the table does not look up."""
+    """-1 for slots that the table does not look up, or by the ids of an earlier slot."""
 
     num_buckets_S: Int64Array
 
@@ -60,7 +60,7 @@ class IdLayout:
         assert features.dynamic_ids is not None
         first_rows = np.full(features.num_slots, -1)
         num_buckets = np.zeros(features.num_slots, dtype=np.int64)
-        own = sorted(set(slots))
+        own = sorted({features.slot_tables[slot] for slot in slots})
         num_buckets[own] = np.array(features.slot_rows)[own] // BUCKET_ROWS
         first_rows[own] = (np.cumsum(num_buckets) - num_buckets)[own] * BUCKET_ROWS
         return cls(features.hash_bits, features.dynamic_ids.min_sightings, first_rows, num_buckets)

@@ -128,6 +128,7 @@ def _checked_chain(model: str, chain: object, features: FeatureSpec) -> nn.Seque
             f"the first layer of the model {model!r} must be a SlotEmbedding, got {type(chain[0]).__name__}"
         )
     _check_dimensions(model, chain, features)
+    _check_tables(model, chain, features)
     chain.eval()
     activation = torch.empty(2, 0)
     for name, layer in chain.named_children():
@@ -160,6 +161,19 @@ def _check_dimensions(model: str, chain: nn.Sequential, features: FeatureSpec) -
                 f"the model {model!r} must look column {name} up in vectors of {asked} values, as dimensions of the "
                 f"schema say, but has {found[slot]}; leave it out there, or look rows up by Embeddings of "
                 f"heterps_core.models.embedding_layers, as 2emb, matchnet and wide-deep do"
+            )
+
+
+def _check_tables(model: str, chain: nn.Sequential, features: FeatureSpec) -> None:
+    """Check that the slots of a shared table are looked up by one layer, as each layer has rows of its own."""
+    of_layers = [set(layer.slots) for layer in chain if isinstance(layer, SlotEmbedding)]
+    for table in set(features.slot_tables):
+        of_table = {slot for slot, own in enumerate(features.slot_tables) if own == table}
+        if not any(of_table & set().union(*of_layers) <= slots for slots in of_layers):
+            names = ", ".join(features.slot_names[slot] for slot in sorted(of_table))
+            raise ConfigurationError(
+                f"the model {model!r} must look the columns {names}, which share a table, up in one SlotEmbedding, "
+                f"but does so in several; leave tables out of the schema, or take another model, such as din"
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class SlotEmbedding(nn.Module):
     Args:
         features: Slots and dense features of the data.
         dimension: Width of a vector (D).
-        slots: Indices of the slots to look up; all by default.
+        slots: Indices of the slots to look up; all by default. Those of one table share its rows.
         rows_per_slot: Fold each slot into this many rows (row index modulo it); by default each slot has the
             rows that the data gave it.
         include_dense: Put the dense features beside the vectors.
@@ -53,6 +54,7 @@ class SlotEmbedding(nn.Module):
 
     Attributes:
         vector_columns: Of the output, for each of the slots, those of its vectors.
+        tables: The first slot of each table that is looked up.
         sequences: Positions in `slots` of the sequences that are kept.
         length_columns: Of the output, those of the lengths of these.
         inputs, outputs: In the chain of a traced model, what enters and what leaves; else empty.
@@ -90,8 +92,10 @@ class SlotEmbedding(nn.Module):
         self.initial_standard_deviation = (
             dimension**-0.5 / 10 if initial_standard_deviation is None else initial_standard_deviation
         )
-        slot_rows = [rows_per_slot or features.slot_rows[slot] for slot in self.slots]
-        self.num_rows = sum(slot_rows)
+        tables = [features.slot_tables[slot] for slot in self.slots]
+        self.tables = tuple(dict.fromkeys(tables))
+        table_rows = [rows_per_slot or features.slot_rows[table] for table in self.tables]
+        self.num_rows = sum(table_rows)
         if features.dynamic_ids is not None and rows_per_slot is not None:
             raise ConfigurationError(
                 f"with dynamic ids the number of values gives a table its rows, but a layer asks for {rows_per_slot} "
@@ -116,7 +120,8 @@ class SlotEmbedding(nn.Module):
         self.length_columns = range(end, end + len(self.sequences))
         self.output_width = self.length_columns.stop + (features.num_dense if include_dense else 0)
         self.id_columns = [column for slot in self.slots for column in features.id_columns[slot]]
-        offsets = torch.tensor([0, *slot_rows[:-1]], device=CPU).cumsum(0)
+        first_rows = dict(zip(self.tables, accumulate(table_rows, initial=0), strict=False))
+        offsets = torch.tensor([first_rows[table] for table in tables], device=CPU)
         offsets = offsets.repeat_interleave(torch.tensor(lengths, device=CPU))
         self.offsets_K: Tensor
         self.register_buffer("offsets_K", offsets, persistent=False)

@@ -54,9 +54,9 @@ class StoredTable:
     """Ids with a row of the model that training began with, by the column; empty where it began with none."""
 
     def turnover(self) -> dict[int, IdTurnover]:
-        """Return what becomes of the ids, by the slot."""
+        """Return what becomes of the ids, by the first slot of a table."""
         features, found = self.embedding.features, {}
-        for slot in self.embedding.slots:
+        for slot in self.embedding.tables:
             num_kept, num_evicted = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
             for _, old in self._blocks(slot, only=("id_keys", "id_last_seen_day")):
                 keys = old["id_keys"].numpy()
@@ -83,7 +83,7 @@ class StoredTable:
             tensors: By their names in the table.
         """
         before, after = self._layout, IdLayout.of(features, self.embedding.slots)
-        for slot in self.embedding.slots:
+        for slot in self.embedding.tables:
             factor = int(after.num_buckets_S[slot] // before.num_buckets_S[slot])
             for first_bucket, old in self._blocks(slot, only=tuple(tensors)):
                 first = int(after.first_rows_S[slot]) + first_bucket * factor * BUCKET_ROWS
@@ -154,4 +154,5 @@ def grown_features(
         if fullest.share_in_use > _MAX_LOAD and name not in fixed and 2 * slot_rows[slot] <= MAX_TABLE_ROWS:
             slot_rows[slot] *= 2
         of_columns.append(replace(fullest, table_rows=slot_rows[slot]))
-    return replace(features, slot_rows=tuple(slot_rows)), tuple(of_columns)
+    grown = tuple(slot_rows[table] for table in features.slot_tables)
+    return replace(features, slot_rows=grown), tuple(of_columns)

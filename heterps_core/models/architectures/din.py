@@ -1,7 +1,7 @@
 """DIN (Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction"): history seen from the candidate.
 
-The paper's candidate and history share one table. Here each column has a table of its own, so the query is a learned
-projection of all vectors that are no history, the candidate's among them.
+The paper's candidate and history share one table, as they do here where the schema's `tables` say so. Which column is
+the candidate it does not say, so the query is a learned projection of all vectors that are no history.
 """
 
 from __future__ import annotations

@@ -148,16 +148,16 @@ def _zipf_ids(features: FeatureSpec, num_rows: int, generator: np.random.Generat
     in memory. Row 0, for a missing value, does not occur. All lengths of a list up to its longest come alike often.
     """
     ids = np.full((num_rows, features.num_ids), NO_ID, dtype=np.int64)
-    for slot, (table_rows, columns) in enumerate(zip(features.slot_rows, features.id_columns, strict=True)):
-        num_values = table_rows - 1
+    for table, columns in zip(features.slot_tables, features.id_columns, strict=True):
+        num_values = features.slot_rows[table] - 1
         # The logarithm of a rank of weight 1 / r is uniform.
         shape = (num_rows, len(columns))
         ranks = np.floor((num_values + 1.0) ** generator.random(shape)).astype(np.int64)
-        row_of_rank = 1 + np.random.default_rng(slot).permutation(num_values)
+        row_of_rank = 1 + np.random.default_rng(table).permutation(num_values)
         drawn = row_of_rank[np.minimum(ranks, num_values) - 1]
         if features.dynamic_ids is not None:
             hashes = mix(drawn.astype(np.uint64))
-            drawn = keys_of_hashes(hashes, slot=slot, hash_bits=features.hash_bits)
+            drawn = keys_of_hashes(hashes, slot=table, hash_bits=features.hash_bits)
         if len(columns) > 1:
             drawn[np.arange(len(columns)) > generator.integers(0, len(columns), (num_rows, 1))] = NO_ID
         ids[:, columns.start : columns.stop] = drawn

@@ -61,3 +61,18 @@ def test_light_modules_leave_heavy_packages_unloaded(module, unwanted):
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert output.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slot_tables": (0, 0)},
+        {"slot_rows": (9, 9), "slot_dimensions": (4, 8)},
+        {"slot_rows": (9, 9), "slot_tables": (1, 0)},
+    ],
+)
+def test_slots_of_one_table_must_be_alike_and_name_the_first_of_them(changed):
+    with pytest.raises(
+        ConfigurationError, match="must have the rows, dimension and number of the first slot"
+    ):
+        FeatureSpec(**{"num_dense": 0, "slot_rows": (9, 8), "slot_tables": (0, 0)} | changed)

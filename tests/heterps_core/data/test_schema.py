@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.paths import PROJECT
 ADULT_SCHEMA_FILE = PROJECT / "docs" / "examples" / "adult.schema.json"
 
 MINIMAL = {"schema_version": 1, "name": "clicks", "label_column": "click", "categorical_columns": ["site"]}
+SIZES = {"site": 4, "tags": 8}
 
 
 def write_schema(folder, document):
@@ -58,6 +60,28 @@ def test_columns_may_have_rows_and_widths_of_their_own(tmp_path):
     assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
 
 
+def test_columns_of_one_table_share_its_sizes(tmp_path):
+    sizes = {"table_rows": {"tags": 70}, "dimensions": {"site": 32}}
+    lists = {"multi_hot_columns": [{"name": "tags"}, {"name": "words"}]}
+    one_table = {"tables": {"site": "sites", "tags": "sites"}}
+    schema = DataSchema.load(write_schema(tmp_path, MINIMAL | lists | sizes | one_table))
+
+    features = schema.features([50, 50, 50])
+
+    assert features.slot_tables == (0, 0, 2)
+    assert (features.slot_rows, features.slot_dimensions) == ((70, 70, 50), (32, 32, None))
+    assert DataSchema.from_json(json.loads(json.dumps(schema.to_json()))) == schema
+    # Without a size in the schema the column with most values decides.
+    by_values = DataSchema.from_json(MINIMAL | lists | one_table).features([50, 90, 20])
+    assert by_values.slot_rows == (90, 90, 20)
+
+
+def test_the_meaning_of_a_schema_without_shared_tables_is_that_of_registered_models():
+    """Written down before schemas had tables."""
+    assert CRITEO_SCHEMA.meaning == "ca13c5d5da9c88d2daaf846bf6a571514a46bd5b34f4a56937e7a68423c82d06"
+    assert replace(CRITEO_SCHEMA, tables={"C2": "C1"}).meaning != CRITEO_SCHEMA.meaning
+
+
 def test_dynamic_ids_have_whole_buckets_of_rows(tmp_path):
     document = MINIMAL | {"dynamic_ids": {"min_sightings": 3}, "multi_hot_columns": [{"name": "tags"}]}
     schema = DataSchema.load(write_schema(tmp_path, document | {"table_rows": {"tags": 513}}))
@@ -84,6 +108,18 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ({"table_rows": {"click": 5}}, "table_rows must be of categorical, .* columns, but 'click' is none"),
         ({"table_rows": {"site": 1}}, "table_rows must be at least 2, .* got 1 for 'site'"),
         ({"dimensions": {"site": 0}}, r"dimensions.site: must lie in 1..4096, got 0"),
+        (
+            {"tables": {"age": "sites"}, "numeric_columns": ["age"]},
+            "tables must be of .* but 'age' is none; leave",
+        ),
+        (
+            {"tables": {"tags": "site"}, "multi_hot_columns": [{"name": "tags"}], "dimensions": SIZES},
+            "dimensions must be equal for all columns of the table 'site', got 4 for 'site' and 8 for 'tags'; keep",
+        ),
+        (
+            {"tables": {"tags": "site"}, "multi_hot_columns": [{"name": "tags"}], "table_rows": SIZES},
+            "table_rows must be equal for all columns of the table 'site', got 4 for 'site' and 8 for 'tags'; keep",
+        ),
         ({"colour": "red"}, "colour: is not a known field; known are: name, label_column, label_positive"),
         ({"categorical_columns": []}, "sequence_columns must name at least one column"),
         ({"categorical_columns": "site"}, "categorical_columns: must be a list, got 'site'"),
