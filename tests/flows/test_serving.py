@@ -175,43 +175,6 @@ def test_a_service_that_dies_is_started_again(service):
     assert service.flow_runs("train-ctr")
 
 
-@pytest.mark.weekly
-def test_deployments_that_are_deleted_during_a_run_come_back_and_sweep_what_it_left(service, clicks):
-    service.command(
-        *(
-            "deployment",
-            "run",
-            "train-ctr",
-            "--param",
-            f"data={json.dumps(str(clicks))}",
-            "--param",
-            "epochs=500",
-        ),
-        *("--param", "batch_size=128", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
-    )
-    before = set(service.workspace.runs_directory.iterdir())
-    run_id = run_that_trains(service, before)
-    assert service.nodes_of(run_id)
-
-    for name in ("train-ctr", "sweep-orphans"):
-        service.command("--no-prompt", "deployment", "delete", f"{name}/{name}")
-    [flow] = [each for each in service.processes() if each.cmdline()[1:3] == ["-m", "prefect.engine"]]
-    flow.kill()
-    wait_for(
-        lambda: service.serving_log().count("was deleted in Prefect and is registered again") == 2,
-        what="both deployments",
-    )
-    service.command("deployment", "run", "sweep-orphans", "--watch", "--watch-interval", "1")
-
-    assert service.nodes_of(run_id) == []
-    assert service.training_record(run_id).info.status in ("KILLED", "FAILED")
-    assert (
-        "its deployment was deleted in Prefect, so sweep-orphans ends its machines" in service.serving_log()
-    )
-    assert "Traceback" not in service.serving_log()
-    assert [run for run in service.flow_runs("train-ctr") if run["state_type"] == "SCHEDULED"]
-
-
 def test_lines_of_the_project_are_in_the_log_of_the_flow(service):
     completed = next(run for run in service.flow_runs("train-ctr") if run["state_type"] == "COMPLETED")
 
@@ -239,6 +202,41 @@ def test_the_status_shows_what_is_served(service, monkeypatch, capsys):
 def test_a_value_outside_the_form_is_refused_by_the_server(service):
     with pytest.raises(AssertionError, match="epochs"):
         service.command("deployment", "run", "train-ctr", "--param", "epochs=0")
+
+
+@pytest.mark.weekly
+def test_the_sweep_ends_what_a_run_of_a_deleted_deployment_left(service, clicks):
+    service.command(
+        *(
+            "deployment",
+            "run",
+            "train-ctr",
+            "--param",
+            f"data={json.dumps(str(clicks))}",
+            "--param",
+            "epochs=500",
+        ),
+        *("--param", "batch_size=128", "--param", "scheduler=exact", "--param", "budget_evaluations=64"),
+    )
+    before = set(service.workspace.runs_directory.iterdir())
+    run_id = run_that_trains(service, before)
+    assert service.nodes_of(run_id)
+
+    service.command("--no-prompt", "deployment", "delete", "train-ctr/train-ctr")
+    [flow] = [each for each in service.processes() if each.cmdline()[1:3] == ["-m", "prefect.engine"]]
+    flow.kill()
+    wait_for(
+        lambda: (
+            "its deployment was deleted in Prefect, so sweep-orphans ends its machines"
+            in service.serving_log()
+        ),
+        what="the line about the deleted deployment",
+    )
+    service.command("deployment", "run", "sweep-orphans", "--watch", "--watch-interval", "1")
+
+    assert service.nodes_of(run_id) == []
+    assert service.training_record(run_id).info.status in ("KILLED", "FAILED")
+    assert "Traceback" not in service.serving_log()
 
 
 @pytest.mark.weekly
