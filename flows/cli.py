@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "explain": ("why a run had its plan", "flows.commands.explain"),
     "stop": ("let a run write a checkpoint, then end its machines", "flows.commands.stop"),
     "predict": ("probabilities for the rows of a file, by the champion", "flows.commands.data.predict"),
+    "export": ("the champion's network for servers that have torch alone", "flows.commands.data.export"),
     "champion": ("the model that serves: since when, how good, what it cost", "flows.commands.champion"),
     "rollback": ("make an earlier champion champion again", "flows.commands.rollback"),
     "doctor": ("what is missing on this machine, and how to fix it", "flows.commands.doctor"),

@@ -36,7 +36,7 @@ class AttentionPooling(nn.Module):
             self.columns, self.length_columns, self.queries, strict=True
         ):
             vectors_BLD = activation_BW[:, columns.start : columns.stop].reshape(
-                len(activation_BW), len(columns) // self.dimension, self.dimension
+                activation_BW.shape[0], len(columns) // self.dimension, self.dimension
             )
             places_L = torch.arange(vectors_BLD.shape[1], device=activation_BW.device)
             # The first value is always there: an empty sequence has that of a missing one.

@@ -65,7 +65,7 @@ class ClickPredictor:
         self.features = FeatureSpec.from_json(description["features"])
         self.schema = DataSchema.from_json(description["schema"])
         self.numeric_transform = NumericTransform.from_json(description["numeric_transform"])
-        self._layers = _load_layers(description["model"], self.features, load_file(folder / WEIGHTS))
+        self.layers = _load_layers(description["model"], self.features, load_file(folder / WEIGHTS))
 
     def predict(self, columns: Columns) -> npt.NDArray[np.float64]:
         """Return click probabilities [N], or [N, labels], for columns of N raw values each.
@@ -87,7 +87,7 @@ class ClickPredictor:
             # Copies, as torch warns of arrays that it may not write, such as mapped ones.
             batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids_NK[part].copy(), labels)
             with torch.no_grad():
-                logits.append(run_layers(self._layers, batch, None).squeeze(1).double())
+                logits.append(run_layers(self.layers, batch, None).squeeze(1).double())
         if not logits:
             return np.empty(0 if self.features.num_labels == 1 else (0, self.features.num_labels))
         return torch.cat(logits).numpy() + self.schema.logit_shift

@@ -31,7 +31,7 @@ class _ContextMean(nn.Module):
 
     def forward(self, activation_BW: Tensor) -> Tensor:
         """Return [B, dimension]."""
-        return activation_BW.reshape(len(activation_BW), -1, self.dimension).mean(1)
+        return activation_BW.reshape(activation_BW.shape[0], -1, self.dimension).mean(1)
 
 
 class _NoiseContrast(nn.Module):
