@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.device_types import matching
 from heterps_core.hardware import Market
-from heterps_core.models import sized_model
+from heterps_core.models import DEFAULT_MODEL, sized_model
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.training import job
 from infra.billing.caps import Caps
@@ -100,7 +100,7 @@ class SourceParameters(FlowParameters):
 class _ModelParameters(SourceParameters):
     """What is trained, and on which rows."""
 
-    model: str = "ctrdnn"
+    model: str = DEFAULT_MODEL
     """Name of a model (cross-deep, lr, wide-deep, deepfm, dlrm, dcnv2, xdeepfm, finalmlp, autoint, din, mmoe; of the
     papers ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as package.module:function."""
 

@@ -28,6 +28,9 @@ CTR_MODELS: dict[str, str] = {
 }
 """Click models: everything in the line works with them."""
 
+DEFAULT_MODEL = "cross-deep"
+"""Better than all others on most of the rows that models are judged on (docs/QUALITY.md)."""
+
 PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
 """Models of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 

@@ -77,7 +77,8 @@ def choose_start(
     name = f"the champion, version {champion.version}"
     description = exported_files.read_description(champion.folder)
     if _of_weights(champion.model) != _of_weights(model):
-        return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}")
+        way_out = "ask for that model to go on from it"
+        return Start(reason=f"from scratch: {name}, is {champion.model} and not {model}; {way_out}")
     if DataSchema.from_json(description["schema"]).meaning != schema.meaning:
         return Start(reason=f"from scratch: {name}, was trained by another schema")
     if champion.day is None:

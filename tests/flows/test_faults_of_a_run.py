@@ -31,6 +31,7 @@ pytestmark = pytest.mark.slow
 
 LIMIT_S = 180.0
 SETTINGS = [
+    *("--model", "ctrdnn"),
     *("--epochs", "30", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages

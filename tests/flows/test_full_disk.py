@@ -19,6 +19,7 @@ pytestmark = [
 
 LIMIT_S = 180.0
 SETTINGS = [
+    *("--model", "ctrdnn"),
     *("--epochs", "600", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages

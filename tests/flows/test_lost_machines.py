@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 240.0
 NUM_STEPS = 70 * 12
 SETTINGS = [
+    *("--model", "ctrdnn"),
     *("--epochs", "70", "--batch-size", "128", "--scheduler", "exact", "--budget-evaluations", "64"),
     *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages

@@ -109,7 +109,7 @@ def test_a_night_that_is_done_does_nothing_and_names_the_run_that_did_it(
         again = train_ctr(data=str(days), day="2026-11-02", **SETTINGS)
 
     assert again == first_night
-    assert f"run {first_night} has trained ctrdnn on 2026-11-02" in caplog.text
+    assert f"run {first_night} has trained cross-deep on 2026-11-02" in caplog.text
     assert set(records(workspace)) == {first_night}
 
 
@@ -125,7 +125,7 @@ def test_a_night_has_one_name_in_prefect_and_mlflow(workspace, first_night):
 
     with get_client(sync_client=True) as client:
         flow_run = client.read_flow_run(UUID(record.data.tags["prefect.flow_run_id"]))
-    assert flow_run.name == "2026-11-02 ctrdnn exact"
+    assert flow_run.name == "2026-11-02 cross-deep exact"
     assert record.info.run_name.startswith(f"{flow_run.name} ")
 
 
@@ -220,7 +220,7 @@ def test_a_run_that_plans_only_says_what_would_be_bought_in_the_cheaper_region_a
 @pytest.mark.weekly
 def test_a_night_of_cores_with_units_for_bfloat16_is_planned_in_it(workspace, days, first_night, caplog):
     # Batches as large as such a night has.
-    night = SETTINGS | {"device_types": ["cpu-c7i"], "batch_size": None}
+    night = SETTINGS | {"model": "ctrdnn", "device_types": ["cpu-c7i"], "batch_size": None}
 
     with caplog.at_level("INFO"):
         run_id = train_ctr(

@@ -57,6 +57,7 @@ def test_a_run_is_profiled_and_trained_with_what_was_asked_for(tmp_path, monkeyp
         batch_size=64,
         provider="local",
         device_types=["cpu-c7i", "gpu-t4"],
+        model="ctrdnn",
         precision="float32",
         **ENGINE,
         **SIZES,

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.weekly
 
 LIMIT_S = 180.0
 SETTINGS = [
+    *("--model", "ctrdnn"),
     *("--epochs", "1000", "--batch-size", "128", "--scheduler", "reinforce", "--budget-evaluations", "256"),
     *("--provider", "local", "--device-types", "cpu-c7i", "gpu-t4"),
     *("--planned-samples", "1e9"),  # whose plan has two stages
@@ -110,7 +111,7 @@ def test_a_notebook_whose_event_loop_runs_gets_the_run_back(workspace, clicks):
     )
 
     [run] = past_trainings(workspace, most=1)
-    assert f"run         {run.run_id}\nmodel       ctrdnn\nplan        {run.plan}" in said.stdout
+    assert f"run         {run.run_id}\nmodel       cross-deep\nplan        {run.plan}" in said.stdout
     assert "launched    nothing" in said.stdout
     assert "Traceback" not in said.stderr
 

@@ -1,7 +1,7 @@
 """Time each layer of a model alone on this machine: forward, backward and update, median and spread.
 
 examples:
-  heterps profile --model ctrdnn
+  heterps profile --model dcnv2
   heterps profile --model my_models:build --batch-size 1024 --device-types gpu-t4 --output profiles.json
   heterps profile --batch-size 4096 --device cuda --output profiles.json
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import matching
 from heterps_core.json_file import write_json
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import CTR_MODELS, DEFAULT_MODEL
 from heterps_core.profiling.layer_profile import LayerProfile
 from heterps_core.profiling.measuring_process import ProfileRequest, measure_in_fresh_process
 from heterps_core.profiling.timing import Timing
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "--model",
-        default="ctrdnn",
+        default=DEFAULT_MODEL,
         metavar="NAME",
-        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: ctrdnn)",
+        help=f"{', '.join(sorted(CTR_MODELS))}, or package.module:function (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "--batch-size",

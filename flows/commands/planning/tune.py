@@ -23,6 +23,7 @@ from flows.command_line import add_options
 from flows.parameters import LARGEST_SEED, BatchSize, Count, Day, SourceParameters, Usd, of_unit
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import write_json
+from heterps_core.models import DEFAULT_MODEL
 from heterps_core.units import SECONDS_PER_HOUR, ratio
 from infra.workspace import Workspace
 
@@ -36,7 +37,7 @@ class _TuneParameters(SourceParameters):
     day: Day | None = None
     """Day to train on, for data that is cut into days; empty for the latest whose next day is there too."""
 
-    models: list[str] = Field(["ctrdnn"], min_length=1)
+    models: list[str] = Field([DEFAULT_MODEL], min_length=1)
     """Names of models, or your own as package.module:function; the first one's defaults are the comparison."""
 
     batch_size: BatchSize | None = None

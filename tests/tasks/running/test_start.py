@@ -179,7 +179,10 @@ OTHER_SCHEMA = DataSchema(name="other", label_column="label", categorical_column
     ("changes", "reason"),
     [
         ({"start_from": "scratch"}, "from scratch, as asked"),
-        ({"model": "2emb"}, "from scratch: the champion, version 7, is ctrdnn and not 2emb"),
+        (
+            {"model": "2emb"},
+            "from scratch: the champion, version 7, is ctrdnn and not 2emb; ask for that model to go on from it",
+        ),
         ({"schema": OTHER_SCHEMA}, "from scratch: the champion, version 7, was trained by another schema"),
         (
             {"day": date(2026, 11, 8)},
