@@ -91,7 +91,7 @@ def unpack(packed_BW: Tensor, shapes: Sequence[Shape]) -> list[Tensor]:
     widths = [math.prod(shape) for shape in shapes]
     parts = [packed_BW] if len(shapes) == 1 else torch.split(packed_BW, widths, 1)
     return [
-        part if len(shape) == 1 else part.reshape(len(part), *shape)
+        part if len(shape) == 1 else part.reshape(part.shape[0], *shape)
         for part, shape in zip(parts, shapes, strict=True)
     ]
 

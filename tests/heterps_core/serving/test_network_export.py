@@ -146,7 +146,8 @@ def test_a_network_answers_as_the_model_does_for_any_number_of_rows_that_are_has
     )
     expected = ClickPredictor(exported).predict({name: [row[name] for row in ROWS] for name in ROWS[0]})
     np.testing.assert_allclose(answers.numpy(), expected, atol=1e-6)
-    assert expected.std() > 0.001
+    # Rows have different answers, by more than the tolerance.
+    assert expected.std() > 1e-5
     examples = json.loads((tmp_path / "served" / "examples.json").read_text())
     answers = network(torch.tensor(examples["dense"]), torch.tensor(examples["ids"]))
     np.testing.assert_allclose(answers.numpy(), examples["probabilities"], atol=1e-6)
