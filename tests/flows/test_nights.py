@@ -214,7 +214,7 @@ def test_a_run_that_plans_only_says_what_would_be_bought_in_the_cheaper_region_a
     planned = records(workspace)[run_id]
     assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
     assert Ledger(workspace.ledger_path).entries() == launched
-    assert finished_run(workspace, day="2026-11-04", data=str(days), model="ctrdnn") is None
+    assert finished_run(workspace, day="2026-11-04", data=str(days), model="cross-deep") is None
 
 
 @pytest.mark.weekly
