@@ -6,7 +6,7 @@ The only file of this folder that loads torch, so that data can be prepared with
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,9 @@ class ClickBatch:
     weights: torch.Tensor | None = None
     """[B] float32, what each row counts for; None where all count alike."""
 
+    is_repeated: bool = False
+    """An earlier epoch trained these rows."""
+
     @property
     def num_rows(self) -> int:
         """Rows of the batch."""
@@ -50,7 +53,8 @@ class ClickBatch:
         return self._each(lambda tensor: tensor[first:stop])
 
     def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> ClickBatch:
-        return ClickBatch(
+        return replace(
+            self,
             dense=change(self.dense),
             ids=change(self.ids),
             labels=change(self.labels),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -149,6 +149,23 @@ class RowWiseSGD(RowOptimizer):
         weight_RD.index_add_(0, rows_U, gradients_UD, alpha=-learning_rate)
 
 
+class RowSums(RowWiseSGD):
+    """w <- w + g: rows that add up what a step gives them, whatever the learning rate."""
+
+    def update_repeated(
+        self,
+        weight_RD: Tensor,
+        state: State,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        *,
+        learning_rate: float = 0.0,
+        **others: Any,
+    ) -> None:
+        """Add the gradients of rows that may repeat, in place, as `RowOptimizer.update_repeated` takes them."""
+        # A step of -1 is the sum.
+        super().update_repeated(weight_RD, state, parts, learning_rate=-1.0, **others)
+
+
 class RowWiseAdagrad(RowOptimizer):
     r"""Adagrad with one accumulator per row (Gupta et al. 2014, as in the sparse optimizers of FBGEMM).
 
@@ -234,8 +251,7 @@ def sum_by_row(
         for rows_BS, gradients_BX in parts:
             sums_RD.index_add_(0, rows_BS.reshape(-1), gradients_BX.reshape(-1, 1).float())
         return sums_RD
-    # A step of -1 from zero is the sum.
-    RowWiseSGD().update_repeated(sums_RD, {}, parts, learning_rate=-1.0, bags=bags)
+    RowSums().update_repeated(sums_RD, {}, parts, bags=bags)
     return sums_RD
 
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,9 @@ class SlotEmbedding(nn.Module):
         >>> SlotEmbedding(features, dimension=16).output_width
         429
     """
+
+    own_optimizer: ClassVar[type[RowOptimizer] | None] = None
+    """Of a layer with rows that the embedding optimizer of a training must not change."""
 
     def __init__(
         self,
@@ -154,12 +157,16 @@ class SlotEmbedding(nn.Module):
             batch_size: Samples of a step over all replicas.
         """
         num_rows = shard_rows(self.num_rows, num_shards, shard).num_rows
-        state_bytes = optimizer.state_bytes_per_row(self.dimension)
+        state_bytes = self.state_bytes_per_row(optimizer)
         return ShardSize(
             num_rows=num_rows,
             width=self.dimension + state_bytes // BYTES_PER_FLOAT32,
             most_rows=min(batch_size * len(self.id_columns), num_rows),
         )
+
+    def state_bytes_per_row(self, optimizer: type[RowOptimizer]) -> int:
+        """Return the bytes of a row's state, where a training has that embedding optimizer."""
+        return (self.own_optimizer or optimizer).state_bytes_per_row(self.dimension)
 
     def new_table(
         self,
@@ -193,7 +200,7 @@ class SlotEmbedding(nn.Module):
             name=name,
             num_rows=self.num_rows,
             dimension=self.dimension,
-            optimizer=optimizer,
+            optimizer=optimizer if self.own_optimizer is None else self.own_optimizer(),
             initial_standard_deviation=self.initial_standard_deviation,
             device=device,
             bags=self.bags,

@@ -113,10 +113,7 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
         is_sharded=True,
         parameter_bytes=module.num_rows * module.dimension * BYTES_PER_FLOAT32,
         optimizer_state_bytes=module.num_rows
-        * (
-            row_optimizer.state_bytes_per_row(module.dimension)
-            + _BYTES_PER_DYNAMIC_ID * (module.ids is not None)
-        ),
+        * (module.state_bytes_per_row(row_optimizer) + _BYTES_PER_DYNAMIC_ID * (module.ids is not None)),
         input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_ids * BYTES_PER_ROW_NUMBER,
         output_bytes_per_sample=module.output_width * BYTES_PER_FLOAT32,
         forward_flops_per_sample=0.0,

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import accumulate, islice, pairwise
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -230,7 +231,7 @@ class ReplicaBatches:
             seed=config.seed,
             positions=np.tile(self._positions, len(indices)),
         )
-        batch = self._read(rows)
+        batch = replace(self._read(rows), is_repeated=cursor.epoch > 0)
         announced = request_rows(batch, self._model, num_batches=len(indices))
         return _Block(cursor.epoch, indices, rows, batch, announced)
 

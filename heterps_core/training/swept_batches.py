@@ -14,6 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from threading import Condition
@@ -257,8 +258,8 @@ class _BatchFile:
             announced.append((table, of_batch))
         share_messages(announced)
         batch, first = [], 0
-        for num_rows, columns, keys in parts:
-            slice_ = ClickBatch.from_numpy(*columns)
+        for num_rows, columns, is_repeated, keys in parts:
+            slice_ = replace(ClickBatch.from_numpy(*columns), is_repeated=is_repeated)
             stop = first + slice_.num_rows
             own = [(table, of_batch.part(first, stop)) for table, of_batch in announced]
             batch.append(MicroBatch(num_rows, slice_, own, None if keys is None else torch.from_numpy(keys)))
@@ -273,7 +274,14 @@ def _packed(batch: Sequence[MicroBatch]) -> tuple[list[Any], list[Any]]:
         own = part.batch
         weights = None if own.weights is None else own.weights.numpy()
         columns = [own.dense.numpy(), _array(own.ids), own.labels.numpy(), weights]
-        parts.append((part.num_rows, columns, None if part.row_keys is None else part.row_keys.numpy()))
+        parts.append(
+            (
+                part.num_rows,
+                columns,
+                own.is_repeated,
+                None if part.row_keys is None else part.row_keys.numpy(),
+            )
+        )
     for of_table in zip(*(part.announced for part in batch), strict=True):
         exchange = of_table[0][1].exchange
         assert exchange is not None

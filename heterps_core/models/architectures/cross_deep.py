@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.embedding_layers import add_embeddings
 from heterps_core.models.slot_embedding import add_tower
+from heterps_core.models.target_statistics import TargetStatistics
 
 EMBEDDING_DIMENSION = 8
 HIDDEN_WIDTHS = (128, 64)
@@ -77,6 +78,10 @@ def build(
     if features.num_dense:
         layers["buckets"] = NumberBuckets(features.num_dense)
         width += features.num_dense * _NUM_EDGES
+    # A table of dynamic ids has no row for all rows.
+    if features.dynamic_ids is None:
+        statistics = layers["statistics"] = TargetStatistics(features, input_width=width)
+        width = statistics.output_width
     layers["cross"] = CrossLayers(width, num_layers=cross_layers, rank=cross_rank)
     width = add_tower(layers, width, hidden_widths, dropout=dropout)
     layers["output"] = nn.Linear(width, features.num_labels)

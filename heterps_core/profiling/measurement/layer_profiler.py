@@ -293,8 +293,7 @@ def _bounded_features(request: ProfileRequest, most_bytes: int) -> FeatureSpec:
     features, most_rows = request.features, max(request.features.slot_rows)
     while True:
         num_bytes = sum(
-            layer.num_rows
-            * (layer.dimension * BYTES_PER_FLOAT32 + row_optimizer.state_bytes_per_row(layer.dimension))
+            layer.num_rows * (layer.dimension * BYTES_PER_FLOAT32 + layer.state_bytes_per_row(row_optimizer))
             for layer in build_chain(request.model, features, seed=request.seed)
             if isinstance(layer, SlotEmbedding)
         )

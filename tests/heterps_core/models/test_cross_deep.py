@@ -51,7 +51,7 @@ def test_a_sized_model_has_the_layers_that_were_asked_for():
 
     chain = build_chain(model, features, seed=0)
 
-    # 2 slots of 3 values; 2 numbers of 1 + 1 + 16 columns.
+    # 2 slots of 3 values and a statistic; 2 numbers of 1 + 1 + 16 columns.
     assert [tuple(each.shape) for each in chain.parameters() if each.ndim == 2] == [
-        (4, 42), (42, 4), (6, 42), (1, 6)
+        (4, 44), (44, 4), (6, 44), (1, 6)
     ]  # fmt: skip

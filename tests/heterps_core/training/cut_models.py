@@ -153,6 +153,10 @@ def check_learned(
         found = {name: (slice(None), value) for name, value in part["dense"].items()}
         for name, (rows, weight) in part["shards"].items():
             found[f"{name}.weight"] = (slice(rows.first, rows.stop), weight)
+        if "statistics.weight" in found:
+            # Counts of rows are whole numbers, larger than any weight.
+            rows, counts = found.pop("statistics.weight")
+            assert torch.equal(counts, after["statistics.weight"][rows])
         for name, (rows, value) in found.items():
             largest_difference = max(largest_difference, (value - after[name][rows]).abs().max().item())
             largest_update = max(largest_update, (after[name] - before[name]).abs().max().item())

@@ -17,6 +17,7 @@ from heterps_core.embeddings.row_range import RowRange
 from heterps_core.judging.quality import ClickQuality, measure_quality
 from heterps_core.models.chain import build_chain, load_builder
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.target_statistics import PRIOR_ROWS, TargetStatistics
 from heterps_core.training.job import TrainingJob
 from heterps_core.training.pipeline.stage_exchange import replica_slice
 from tests.heterps_core.data.synthetic_rows import held_out, held_out_labels
@@ -52,6 +53,33 @@ class PlainEmbedding(nn.Module):
         return torch.cat([*parts, batch.dense] if self.layer.include_dense else parts, 1)
 
 
+class PlainStatistics(PlainEmbedding):
+    """Target statistics of the batches that `count` was given."""
+
+    def forward(self, batch: ClickBatch, activation: Tensor | None = None) -> Tensor:
+        assert activation is not None
+        rows, features = self.layer.row_numbers(batch), self.layer.features
+        sums = self.weight[rows.clamp(min=0)] * (rows >= 0).unsqueeze(2)
+        rate = (sums[:, -1, 1:] + 1) / (sums[:, -1, :1] + 2)
+        parts = [activation]
+        for columns in features.id_columns:
+            seen, clicked = sums[:, columns.start : columns.stop].sum(1).split([1, features.num_labels], 1)
+            posterior = (clicked + PRIOR_ROWS * rate) / (seen + PRIOR_ROWS)
+            parts.append(10 * (posterior.logit() - rate.logit()).detach())
+        return torch.cat(parts, 1)
+
+    def count(self, batch: ClickBatch) -> None:
+        """Add the labels of a batch to the rows of its values."""
+        labels = batch.labels.view(len(batch.ids), -1)
+        for rows, row_labels in zip(self.layer.row_numbers(batch), labels, strict=True):
+            for row in rows[rows >= 0]:
+                self.weight.data[row] += torch.cat([torch.ones(1), row_labels])
+
+
+def _plain(layer: SlotEmbedding, weight: Tensor) -> PlainEmbedding:
+    return (PlainStatistics if isinstance(layer, TargetStatistics) else PlainEmbedding)(layer, weight)
+
+
 class PlainModel(nn.Module):
     """A chain whose embeddings are PlainEmbeddings with the given initial rows."""
 
@@ -59,7 +87,7 @@ class PlainModel(nn.Module):
         super().__init__()
         self.chain = nn.ModuleDict(
             {
-                name: PlainEmbedding(layer, embedding_weights[name]) if name in embedding_weights else layer
+                name: _plain(layer, embedding_weights[name]) if name in embedding_weights else layer
                 for name, layer in chain.named_children()
             }
         )
@@ -96,7 +124,7 @@ class PlainModule(PlainModel):
         nn.Module.__init__(self)
         for path, layer in list(module.named_modules()):
             if isinstance(layer, SlotEmbedding):
-                module.set_submodule(path, PlainEmbedding(layer, embedding_weights[path.replace(".", "_")]))
+                module.set_submodule(path, _plain(layer, embedding_weights[path.replace(".", "_")]))
         self.chain = module
 
     def forward(self, batch: ClickBatch) -> Tensor:
@@ -141,8 +169,15 @@ def train_plainly(
     Penalties are terms of the loss: half the squares of weights, and of the rows that the batch looks up.
     Rates rise before they fall where `warmup_steps` is above 0, to the first of as many steps less these.
     """
-    tables = [layer.weight for layer in model.modules() if isinstance(layer, PlainEmbedding)]
-    dense = [parameter for parameter in model.parameters() if all(parameter is not table for table in tables)]
+    embeddings = [layer for layer in model.modules() if isinstance(layer, PlainEmbedding)]
+    dense = [
+        parameter
+        for parameter in model.parameters()
+        if all(parameter is not layer.weight for layer in embeddings)
+    ]
+    statistics = [layer for layer in embeddings if isinstance(layer, PlainStatistics)]
+    embeddings = [layer for layer in embeddings if layer not in statistics]
+    tables = [layer.weight for layer in embeddings]
     optimizer = torch.optim.SGD(
         [{"params": dense, "lr": dense_learning_rate}, {"params": tables, "lr": embedding_learning_rate}]
     )
@@ -164,8 +199,8 @@ def train_plainly(
             )
         loss = losses_of_labels.mean()
         penalty = sum(dense_l2 / 2 * each.square().sum() for each in dense if each.ndim > 1)
-        for layer in model.modules():
-            if isinstance(layer, PlainEmbedding) and embedding_l2:
+        for layer in embeddings:
+            if embedding_l2:
                 rows = layer.layer.row_numbers(batch).unique()
                 penalty = penalty + embedding_l2 / 2 * layer.weight[rows[rows >= 0]].square().sum()
         optimizer.zero_grad()
@@ -173,6 +208,8 @@ def train_plainly(
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(dense, clip_norm)
         optimizer.step()
+        for layer in statistics:
+            layer.count(batch)
         losses.append(loss.item())
     return losses
 

@@ -119,6 +119,9 @@ CASES = [
     Case("ctrdnn", (1, 2), (0, 1), warmup_per_stage=1, receives_ahead=False),
     Case("ctrdnn", (3, 2, 1), (0, 2, 5), num_microbatches=6, shares_memory=True),
     Case("ctrdnn", (1, 2, 1, 2), (0, 1, 3, 5), stages_share_memory=True),
+    # Its sums of labels, in the second stage or in that of the vectors.
+    Case("cross-deep", (2, 2, 1), (0, 2, 4), asks_ahead=True),
+    Case("cross-deep", (2, 1), (0, 4), shares_memory=True),
     # Two stages with embeddings; the second has replicas that share its table.
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, asks_ahead=True),
     Case("2emb", (2, 1, 2), (0, 3, 6), num_microbatches=5, precision="bfloat16"),
