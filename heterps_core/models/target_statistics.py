@@ -65,7 +65,7 @@ class TargetStatistics(SlotEmbedding):
         is_trained = self.training and torch.is_grad_enabled()
         with torch.set_grad_enabled(is_trained and not batch.is_repeated):
             sums_BX = self.table.lookup(None if self.table.is_announced else self.row_numbers(batch))
-        sums_BSD = sums_BX.unflatten(1, (-1, self.dimension))
+        sums_BSD = sums_BX.view(-1, len(self.slots) + 1, self.dimension)
         if is_trained:
             labels_BL = batch.labels.view(-1, self.dimension - 1)
             counts_BD = F.pad(labels_BL, (1, 0), value=1.0)
@@ -75,7 +75,7 @@ class TargetStatistics(SlotEmbedding):
             sums_BSD = (
                 self._without(batch, sums_BSD, counts_BSD)
                 if batch.is_repeated
-                else _Counted.apply(sums_BSD, counts_BSD)
+                else _Counted.apply(sums_BSD, counts_BSD)  # type: ignore[no-untyped-call]
             )
         statistics_BX = _SCALE * _log_odds(sums_BSD).flatten(1)
         return torch.cat([activation_BW.to(dtype), statistics_BX.to(dtype)], 1)
@@ -89,7 +89,7 @@ class TargetStatistics(SlotEmbedding):
 
 def _log_odds(sums_BSD: Tensor) -> Tensor:
     """Return the log odds of all slots but the last, which is of all rows, less those of the last."""
-    seen_BS1, clicked_BSL = sums_BSD.split([1, sums_BSD.shape[2] - 1], 2)
+    seen_BS1, clicked_BSL = sums_BSD[:, :, :1], sums_BSD[:, :, 1:]
     prior_B1L = PRIOR_ROWS * (clicked_BSL[:, -1:] + 1) / (seen_BS1[:, -1:] + 2)
     clicked_BSL, seen_BS1 = clicked_BSL[:, :-1], seen_BS1[:, :-1]
     # Exactly 0 where the value is new.
