@@ -9,6 +9,7 @@ Shapes: B rows, S slots, L labels, K ids, W width of the incoming activation.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,8 +40,9 @@ class TargetStatistics(SlotEmbedding):
     own_optimizer = RowSums
 
     def __init__(self, features: FeatureSpec, *, input_width: int) -> None:
+        # Columns that share vectors do not share clicks: a value in a history was not shown in this row.
         super().__init__(
-            features,
+            replace(features, slot_tables=()),
             dimension=1 + features.num_labels,
             include_dense=False,
             input_width=input_width,

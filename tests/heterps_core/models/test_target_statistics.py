@@ -12,6 +12,7 @@ from heterps_core.models.target_statistics import PRIOR_ROWS, TargetStatistics
 
 ONE_VALUE = FeatureSpec(num_dense=1, slot_rows=(5, 4))
 A_LIST = FeatureSpec(num_dense=1, slot_rows=(5, 4), slot_lengths=(1, 3), slot_poolings=(MEAN, MEAN))
+SHARED = FeatureSpec(num_dense=1, slot_rows=(5, 5), slot_tables=(0, 0))
 TWO_LABELS = FeatureSpec(num_dense=1, slot_rows=(5, 4), num_labels=2)
 
 
@@ -88,7 +89,7 @@ class Brute:
 
 
 @pytest.mark.parametrize("has_weights", [False, True])
-@pytest.mark.parametrize("features", [ONE_VALUE, A_LIST, TWO_LABELS])
+@pytest.mark.parametrize("features", [ONE_VALUE, A_LIST, SHARED, TWO_LABELS])
 def test_a_row_sees_the_labels_of_the_batches_before_its_own(features, has_weights):
     layer, brute = made(features), Brute(features)
 
