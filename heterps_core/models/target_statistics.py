@@ -39,7 +39,7 @@ class TargetStatistics(SlotEmbedding):
 
     own_optimizer = RowSums
 
-    def __init__(self, features: FeatureSpec, *, input_width: int) -> None:
+    def __init__(self, features: FeatureSpec, *, input_width: int = 0) -> None:
         # Columns that share vectors do not share clicks: a value in a history was not shown in this row.
         super().__init__(
             replace(features, slot_tables=()),
@@ -63,7 +63,6 @@ class TargetStatistics(SlotEmbedding):
     ) -> Tensor:
         """Return [B, output_width] of type `dtype`; in the first epoch the backward pass counts the rows."""
         assert self.table is not None
-        assert activation_BW is not None
         is_trained = self.training and torch.is_grad_enabled()
         with torch.set_grad_enabled(is_trained and not batch.is_repeated):
             sums_BX = self.table.lookup(None if self.table.is_announced else self.row_numbers(batch))
@@ -79,8 +78,9 @@ class TargetStatistics(SlotEmbedding):
                 if batch.is_repeated
                 else _Counted.apply(sums_BSD, counts_BSD)  # type: ignore[no-untyped-call]
             )
-        statistics_BX = _SCALE * _log_odds(sums_BSD).flatten(1)
-        return torch.cat([activation_BW.to(dtype), statistics_BX.to(dtype)], 1)
+        parts = [] if activation_BW is None else [activation_BW]
+        parts.append(_SCALE * _log_odds(sums_BSD).flatten(1))
+        return torch.cat([part.to(dtype) for part in parts], 1)
 
     def _without(self, batch: ClickBatch, sums_BSD: Tensor, counts_BSD: Tensor) -> Tensor:
         """Return the sums without a row's own label, which each of its values has counted."""
@@ -95,9 +95,8 @@ def _log_odds(sums_BSD: Tensor) -> Tensor:
     prior_B1L = PRIOR_ROWS * (clicked_BSL[:, -1:] + 1) / (seen_BS1[:, -1:] + 2)
     clicked_BSL, seen_BS1 = clicked_BSL[:, :-1], seen_BS1[:, :-1]
     # Exactly 0 where the value is new.
-    return torch.log1p(clicked_BSL / prior_B1L) - torch.log1p(
-        (seen_BS1 - clicked_BSL) / (PRIOR_ROWS - prior_B1L)
-    )
+    not_clicked_BSL = (seen_BS1 - clicked_BSL).clamp(min=0)
+    return torch.log1p(clicked_BSL / prior_B1L) - torch.log1p(not_clicked_BSL / (PRIOR_ROWS - prior_B1L))
 
 
 class _Counted(torch.autograd.Function):

@@ -57,11 +57,10 @@ class PlainStatistics(PlainEmbedding):
     """Target statistics of the batches that `count` was given."""
 
     def forward(self, batch: ClickBatch, activation: Tensor | None = None) -> Tensor:
-        assert activation is not None
         rows, features = self.layer.row_numbers(batch), self.layer.features
         sums = self.weight[rows.clamp(min=0)] * (rows >= 0).unsqueeze(2)
         rate = (sums[:, -1, 1:] + 1) / (sums[:, -1, :1] + 2)
-        parts = [activation]
+        parts = [] if activation is None else [activation]
         for columns in features.id_columns:
             seen, clicked = sums[:, columns.start : columns.stop].sum(1).split([1, features.num_labels], 1)
             posterior = (clicked + PRIOR_ROWS * rate) / (seen + PRIOR_ROWS)
