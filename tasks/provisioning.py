@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -100,10 +101,9 @@ class Provisioning:
 
     @property
     def _volume_text(self) -> str:
-        disk, usd_per_hour = self.cloud_plan.table_disk, self.cloud_plan.disk_usd_per_hour
-        if disk is None:
-            return ""
-        return f", and {usd_per_hour:.4f} for {disk} on {round(usd_per_hour / disk.usd_per_hour)} of the machines"
+        disks = Counter(request.table_disk for request in self.cloud_plan.node_requests())
+        texts = [f"{disk} on {count} of the machines" for disk, count in disks.items() if disk is not None]
+        return f", and {self.cloud_plan.disk_usd_per_hour:.4f} for {' and '.join(texts)}" if texts else ""
 
     @property
     def _spot_text(self) -> str:

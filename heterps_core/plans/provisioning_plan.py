@@ -45,9 +45,6 @@ class TableDisk:
     usd_per_hour: float
     """Price of both, for one instance."""
 
-    stages: tuple[int, ...] | None = None
-    """Stages of the instances that have it; None for all."""
-
     def __str__(self) -> str:
         """Say how large and fast it is, for people."""
         return f"an EBS volume of {self.gigabytes:,} GB more at {self.mib_per_s:,} MiB/s"
@@ -70,6 +67,9 @@ class InstanceGroup:
 
     alternatives: tuple[InstanceOffer, ...] = ()
     """Other offers that do the same work, cheapest first: to be tried where `offer` is not available."""
+
+    table_disk: TableDisk | None = None
+    """Of each instance; None where all rows are in memory or on instances' own disks."""
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.units_per_instance < 1:
@@ -105,8 +105,12 @@ class NodeRequest:
     alternatives: tuple[InstanceOffer, ...] = ()
     """Other offers that may be launched in place of `offer`, cheapest first."""
 
-    disk_usd_per_hour: float = 0.0
-    """Price of its room for rows of tables, besides the offer's."""
+    table_disk: TableDisk | None = None
+
+    @property
+    def disk_usd_per_hour(self) -> float:
+        """Price of its room for rows of tables, besides the offer's."""
+        return 0.0 if self.table_disk is None else self.table_disk.usd_per_hour
 
     def with_offer(self, offer: InstanceOffer) -> NodeRequest:
         """Return the request for the offer that was really had, whose price is the one to freeze.
@@ -139,9 +143,6 @@ class ProvisioningPlan(JsonDocument):
 
     rendezvous_usd_per_hour: float = 0.0
     """Extra price of the rendezvous store's machine, which is bought on-demand in a plan that is all on spot."""
-
-    table_disk: TableDisk | None = None
-    """What instances of some stages have; None where all rows are in memory or on instances' own disks."""
 
     node_ids: tuple[str, ...] = ()
     """Names of its machines in order, where they take the places of lost ones; by default by stage and number."""
@@ -263,7 +264,7 @@ class ProvisioningPlan(JsonDocument):
                         offer=group.offer,
                         num_workers=num_workers,
                         alternatives=group.alternatives,
-                        disk_usd_per_hour=self._disk_usd_per_hour(stage),
+                        table_disk=group.table_disk,
                     )
                 )
         if self.node_ids:
@@ -274,10 +275,4 @@ class ProvisioningPlan(JsonDocument):
     @property
     def disk_usd_per_hour(self) -> float:
         """Price of all instances' room for rows of tables."""
-        return sum(group.count * self._disk_usd_per_hour(group.stage) for group in self.groups)
-
-    def _disk_usd_per_hour(self, stage: int) -> float:
-        disk = self.table_disk
-        if disk is None or (disk.stages is not None and stage not in disk.stages):
-            return 0.0
-        return disk.usd_per_hour
+        return sum(request.disk_usd_per_hour for request in self.node_requests())

@@ -288,20 +288,21 @@ def with_table_disk(
 ) -> ProvisioningPlan:
     """Return a purchase whose instances have room and throughput for the rows that replicas keep on disk.
 
-    All instances of stages in `disks` have the same: as much as those that need most.
-
     Args:
         disks: By stage.
         rates: Prices of services in the region.
     """
-    needs = [(group.units_per_instance, disks[group.stage]) for group in plan.groups if group.stage in disks]
-    if not needs:
-        return plan
-    gigabytes = math.ceil((1 + FREE_SHARE) * max(units * disk.table_bytes for units, disk in needs) / 1e9)
-    mib_per_s = math.ceil(max(units * disk.bytes_per_s for units, disk in needs) / BYTES_PER_MIB)
-    mib_per_s = max(mib_per_s, INCLUDED_MIB_PER_S)
+    groups = [
+        replace(group, table_disk=_table_disk(group.units_per_instance, disks[group.stage], rates))
+        if group.stage in disks
+        else group
+        for group in plan.groups
+    ]
+    return replace(plan, groups=tuple(groups))
+
+
+def _table_disk(units: int, disk: ReplicaDisk, rates: Rates) -> TableDisk:
+    gigabytes = math.ceil((1 + FREE_SHARE) * units * disk.table_bytes / 1e9)
+    mib_per_s = max(math.ceil(units * disk.bytes_per_s / BYTES_PER_MIB), INCLUDED_MIB_PER_S)
     price = table_disk_usd_per_hour(gigabytes=gigabytes, mib_per_s=mib_per_s, rates=rates)
-    disk = TableDisk(
-        gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price, stages=tuple(sorted(disks))
-    )
-    return replace(plan, table_disk=disk)
+    return TableDisk(gigabytes=gigabytes, mib_per_s=mib_per_s, usd_per_hour=price)

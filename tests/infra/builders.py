@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
 
 from heterps_core import device_types
 from heterps_core.hardware import InstanceOffer, InstanceType, Market
-from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan
+from heterps_core.plans.provisioning_plan import InstanceGroup, ProvisioningPlan, TableDisk
 from infra.bootstrap.node_start import Bootstrap
 from infra.prices.price_catalogue import PriceCatalogue
 from tests.moto_server import REGION, empty_cloud
@@ -68,6 +69,12 @@ def plan(*stages: InstanceOffer) -> ProvisioningPlan:
         groups=groups,
         planned_price_usd_per_hour=sum(o.price_usd_per_hour for o in offers),
     )
+
+
+def with_disks(bought: ProvisioningPlan, *disks: TableDisk | None) -> ProvisioningPlan:
+    """Room for rows of tables on the machines of each stage."""
+    groups = (replace(group, table_disk=disk) for group, disk in zip(bought.groups, disks, strict=True))
+    return replace(bought, groups=tuple(groups))
 
 
 def bootstrap(

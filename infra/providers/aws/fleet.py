@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan, TableDisk
 from infra.providers.aws.errors import refusal
 from infra.providers.aws.queries import Network
 from infra.providers.aws.tags import MAX_OFFERS, as_tag_list, group_tags
@@ -67,9 +67,9 @@ class FleetGroup:
         return len(self.requests) * self.offers[0].price_usd_per_hour
 
     @property
-    def has_table_disk(self) -> bool:
-        """Whether its nodes have more room on their volumes, for rows of tables."""
-        return self.requests[0].disk_usd_per_hour > 0
+    def table_disk(self) -> TableDisk | None:
+        """Further room on the volume of each of its nodes, for rows of tables."""
+        return self.requests[0].table_disk
 
     def offer_of(self, instance_type: str) -> InstanceOffer:
         """Return the offer that an instance was launched from."""
@@ -82,7 +82,7 @@ class FleetGroup:
 
 def fleet_groups(requests: Sequence[NodeRequest]) -> tuple[FleetGroup, ...]:
     """Return the groups of neighbouring requests that one fleet request can launch."""
-    runs = groupby(requests, key=lambda r: (r.stage, r.device_type, r.offer, r.alternatives))
+    runs = groupby(requests, key=lambda r: (r.stage, r.device_type, r.offer, r.alternatives, r.table_disk))
     return tuple(FleetGroup(index=i, requests=tuple(group)) for i, (_, group) in enumerate(runs))
 
 

@@ -91,9 +91,11 @@ class MachineSettings:
         """Return the name of a run's security group."""
         return f"heterps-{self.workspace}-{run_id}"
 
-    def template_for(self, run_id: str, architecture: str, *, has_table_disk: bool) -> str:
+    def template_for(self, run_id: str, architecture: str, table_disk: TableDisk | None) -> str:
         """Return the name of a run's launch template of an architecture and a disk; no run id holds a slash."""
-        name = self.name_for(run_id) + "/tables" * has_table_disk
+        name = self.name_for(run_id)
+        if table_disk is not None:
+            name += f"/tables-{table_disk.gigabytes}-{table_disk.mib_per_s}"
         return name if architecture == ARCHITECTURES[0] else f"{name}/{architecture}"
 
 
@@ -121,7 +123,6 @@ class RunLaunch:
     run_id: str
     lease_until: datetime
     first_boot: str
-    table_disk: TableDisk | None
     ledger: Ledger
     launched_ids: list[str]
     """Grows by every instance that EC2 names, also of requests that failed."""
@@ -156,7 +157,7 @@ class RunLaunch:
             members = [instance for instance in there if group_of(instance) == group.index]
             if not members:
                 if not is_prepared:
-                    self._prepare(number, {(group.architecture, group.has_table_disk) for group in groups})
+                    self._prepare(number, {(group.architecture, group.table_disk) for group in groups})
                     is_prepared = True
                 members = self._launch(group, number=number, zone=zone, refused=refused)
             self._check_whole(group, members)
@@ -184,11 +185,11 @@ class RunLaunch:
         with explained("find a network"):
             return queries.find_network(self.client, self.machines.subnet_ids)
 
-    def _prepare(self, number: int, kinds: Collection[tuple[str, bool]]) -> None:
+    def _prepare(self, number: int, kinds: Collection[tuple[str, TableDisk | None]]) -> None:
         """Make security group, role and a template of each kind of machine, or use those of an earlier try.
 
         Args:
-            kinds: Architecture, and whether there is room for rows of tables.
+            kinds: Architecture, and room for rows of tables.
 
         Raises:
             ProvisioningError: An architecture has no image; nothing was made.
@@ -204,8 +205,7 @@ class RunLaunch:
         with explained("make the security group"):
             group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
         profile = self._make_role(number, tags=tags)
-        for architecture, has_table_disk in sorted(kinds):
-            table_disk = self.table_disk if has_table_disk else None
+        for architecture, table_disk in kinds:
             data = template_data(
                 image=images[architecture],
                 security_group_id=group_id,
@@ -220,7 +220,7 @@ class RunLaunch:
                     **({} if table_disk is None else {DISK_PRICE_TAG: repr(table_disk.usd_per_hour)}),
                 },
             )
-            name = self.machines.template_for(self.run_id, architecture, has_table_disk=has_table_disk)
+            name = self.machines.template_for(self.run_id, architecture, table_disk)
             with explained("make the launch template"):
                 self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
 
@@ -265,9 +265,7 @@ class RunLaunch:
         self, group: FleetGroup, *, number: int, subnet_ids: dict[str, str]
     ) -> tuple[tuple[str, ...], ProvisioningError | None]:
         """Ask for a group, under another token again where the refusal passes by itself."""
-        template_name = self.machines.template_for(
-            self.run_id, group.architecture, has_table_disk=group.has_table_disk
-        )
+        template_name = self.machines.template_for(self.run_id, group.architecture, group.table_disk)
         for repetition, pause_s in enumerate((*passing.PAUSES_S, None)):
             instance_ids: tuple[str, ...] = ()
             problem: ProvisioningError | None

@@ -159,7 +159,6 @@ class AwsEc2Provider(Provider):
                 ),
                 bootstrap.arguments,
             ),
-            table_disk=plan.table_disk,
             ledger=ledger,
             launched_ids=self._launched.setdefault(run_id, []),
             now=self._clock.now,

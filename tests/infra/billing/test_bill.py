@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,7 +11,7 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.here import HereProvider
 from infra.providers.local import LocalProvider
 from tasks.reports.bills import bill_text
-from tests.infra.builders import offer, plan
+from tests.infra.builders import offer, plan, with_disks
 
 NOW = datetime(2026, 7, 21, tzinfo=UTC)
 
@@ -67,7 +66,7 @@ def test_a_cloud_charges_a_minute_at_least(ledger):
 def test_room_for_rows_of_tables_is_a_service_of_the_machine(tmp_path):
     ledger = Ledger(tmp_path / "ledger.sqlite")
     disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04)
-    for request in replace(plan(), table_disk=disk).node_requests():
+    for request in with_disks(plan(), disk, disk).node_requests():
         ledger.intend("r", "aws", request, at=NOW)
         ledger.launched("r", request.node_id, provider_instance_id=request.node_id, at=NOW)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from heterps_core.device_types import OWN_DEVICE_TYPES
-from heterps_core.plans.provisioning_plan import NodeRequest
+from heterps_core.plans.provisioning_plan import NodeRequest, TableDisk
 from infra.checks import CheckState
 from infra.inventory import MachineKind
 from infra.prices.price_catalogue import PriceCatalogue
@@ -35,7 +35,9 @@ def test_a_node_has_the_size_of_its_own_disks_where_rows_go_there(
         device_type=device_type,
         offer=offer_named(machine, PriceCatalogue()),
         num_workers=1,
-        disk_usd_per_hour=volume_usd_per_hour,
+        table_disk=None
+        if volume_usd_per_hour == 0
+        else TableDisk(gigabytes=9, mib_per_s=125, usd_per_hour=volume_usd_per_hour),
     )
 
     node = node_of(request, address="10.0.0.1", provider_instance_id="i-1")

@@ -220,7 +220,7 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
     )
 
     def disk(bytes_per_s):
-        return with_table_disk(bought, {0: ReplicaDisk("cpu-c7i", 50e9, bytes_per_s)}).table_disk
+        return with_table_disk(bought, {0: ReplicaDisk("cpu-c7i", 50e9, bytes_per_s)}).groups[0].table_disk
 
     # Two replicas of 50 GB and 2 % for the file system; 250 MiB/s, of which 125 are included.
     assert (disk(125 * 2**20).gigabytes, disk(125 * 2**20).mib_per_s) == (102, 250)
@@ -229,11 +229,12 @@ def test_every_instance_of_a_launch_has_room_for_the_rows_of_its_replicas():
     assert (disk(40e6).mib_per_s, disk(40e6).usd_per_hour) == (125, pytest.approx(102 * 0.08 / 730))
     # Only the stage that sweeps has it, on two of the three machines.
     swept = with_table_disk(bought, {0: ReplicaDisk("cpu-c7i", 50e9, 40e6)})
-    assert swept.disk_usd_per_hour == pytest.approx(2 * swept.table_disk.usd_per_hour)
-    assert with_table_disk(bought, {}) is bought
+    assert swept.disk_usd_per_hour == pytest.approx(2 * swept.groups[0].table_disk.usd_per_hour)
+    assert swept.groups[1].table_disk is None
+    assert with_table_disk(bought, {}) == bought
 
 
-def test_the_disks_of_a_launch_suffice_for_the_stage_that_needs_most():
+def test_each_machine_has_the_disk_that_its_own_replicas_need():
     _, _, offers = night()
     [offer] = [each for each in offers if each.instance_type.name == "c7i.xlarge"]
     bought = ProvisioningPlan(
@@ -244,12 +245,16 @@ def test_the_disks_of_a_launch_suffice_for_the_stage_that_needs_most():
         ),
         planned_price_usd_per_hour=0.2,
     )
-    # One stage has more rows, the other reads and writes more of them.
+    # One stage has more rows, the other reads and writes more of them; a smaller machine has one replica.
     disks = {0: ReplicaDisk("cpu-c7i", 50e9, 40e6), 1: ReplicaDisk("cpu-c7i", 10e9, 125 * 2**20)}
+    smaller = replace(bought.groups[0], count=1, units_per_instance=1)
+    bought = replace(bought, replicas=(3, 2), groups=(bought.groups[0], smaller, bought.groups[1]))
 
-    found = with_table_disk(bought, disks).table_disk
+    found = with_table_disk(bought, disks)
 
-    assert (found.gigabytes, found.mib_per_s) == (102, 250)
+    sizes = [(group.table_disk.gigabytes, group.table_disk.mib_per_s) for group in found.groups]
+    assert sizes == [(102, 125), (51, 125), (21, 250)]
+    assert found.disk_usd_per_hour == pytest.approx((174 * 0.08 + 125 * 0.04) / 730)
 
 
 def test_workers_fill_with_rows_what_weights_leave_of_the_memory():

@@ -1,6 +1,5 @@
 import base64
 import subprocess
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +9,7 @@ from heterps_core.plans.provisioning_plan import TableDisk
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.launch_template import DISK_GB
 from infra.providers.aws.provider import AwsEc2Provider
-from tests.infra.builders import plan
+from tests.infra.builders import plan, with_disks
 
 
 def template_of(client):
@@ -42,7 +41,7 @@ def test_machines_are_protected_by_their_template(launch, client):
 
 def test_machines_have_room_for_rows_of_tables_and_tell_what_it_costs(launch, client, provider, ledger):
     disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04)
-    bought = replace(plan(), table_disk=disk)
+    bought = with_disks(plan(), disk, disk)
 
     launch(bought)
 
@@ -61,8 +60,7 @@ def test_machines_have_room_for_rows_of_tables_and_tell_what_it_costs(launch, cl
 def test_machines_of_other_stages_have_no_room_for_rows_and_do_not_pay_for_it(
     launch, client, provider, ledger
 ):
-    disk = TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04, stages=(1,))
-    bought = replace(plan(), table_disk=disk)
+    bought = with_disks(plan(), None, TableDisk(gigabytes=300, mib_per_s=250, usd_per_hour=0.04))
 
     launch(bought)
 
@@ -76,7 +74,7 @@ def test_machines_of_other_stages_have_no_room_for_rows_and_do_not_pay_for_it(
         name: data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] for name, data in sorted(by_name.items())
     }
     assert list(sizes.values()) == [DISK_GB, DISK_GB + 300]
-    assert [name.endswith("/tables") for name in sizes] == [False, True]
+    assert [name.endswith("/tables-300-250") for name in sizes] == [False, True]
     assert {entry.stage: entry.disk_usd_per_hour for entry in ledger.entries()} == {0: 0.0, 1: 0.04}
     terms = [instance.terms for instance in provider.list_instances()]
     assert {each.stage: each.disk_usd_per_hour for each in terms} == {0: 0.0, 1: 0.04}
@@ -88,7 +86,8 @@ def test_machines_of_other_stages_have_no_room_for_rows_and_do_not_pay_for_it(
 
 
 def test_a_volume_is_given_the_operations_without_which_ebs_refuses_its_throughput(launch, client):
-    launch(replace(plan(), table_disk=TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)))
+    disk = TableDisk(gigabytes=300, mib_per_s=850, usd_per_hour=0.04)
+    launch(with_disks(plan(), disk, disk))
 
     (volume,) = template_of(client)[1]["BlockDeviceMappings"]
 

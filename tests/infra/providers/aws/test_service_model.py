@@ -1,7 +1,6 @@
 """Each call of whole lives against the model of its service: names, types, enumerations, ranges and patterns."""
 
 import re
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +10,7 @@ from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger import EndReason
 from infra.machines.sweeper import sweep
-from tests.infra.builders import plan
+from tests.infra.builders import plan, with_disks
 from tests.infra.faults import provider_with_roles, unlike_plan
 from tests.infra.providers.aws.set_up import SERVICES, set_up
 from tests.infra.providers.aws.test_architectures import mixed_plan
@@ -86,7 +85,7 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
     plans = (
         unlike_plan(Market.ON_DEMAND),
         unlike_plan(Market.SPOT),
-        replace(plan(), table_disk=disk),
+        with_disks(plan(), disk, disk),
         mixed_plan(),
     )
 
