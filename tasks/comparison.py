@@ -26,9 +26,10 @@ from heterps_core.text_table import usd_text
 from heterps_core.training.job import NIGHT_SAMPLES, PRODUCTION_ROWS_PER_SLOT
 from infra.workspace import Workspace
 from tasks.data import PreparedClicks
+from tasks.planning.problems import make_problems, problem_of_cheapest_zone
 from tasks.profiling import PlannedJob, ProfiledModel, planned_job, profile_layers
 from tasks.running.progress import log_step
-from tasks.scheduling import make_problems, problem_of_cheapest_zone, search_plan
+from tasks.scheduling import search_plan
 
 _WARM_UP_EVALUATIONS = 256
 """Plans that each method rates before the clock runs, as the first search of a process loads parts of torch."""

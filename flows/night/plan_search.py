@@ -19,6 +19,7 @@ from infra.providers import get_provider
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, explained_by, floor_text, floor_with
 from tasks.planning.extra_costs import Crossing, job_extra_costs
+from tasks.planning.problems import make_problems, problem_of_cheapest_zone
 from tasks.planning.regions import Found
 from tasks.planning.table_disks import dry_run_table_memory_bytes, table_memory_bytes
 from tasks.planning.wire_format import FULL, search_with_wire_dtype
@@ -75,11 +76,11 @@ class PlanSearch:
 
     def _problem(self, device_types: Sequence[str], wire_dtype: str) -> SchedulingProblem:
         problems = self._problems(device_types, wire_dtype)
-        return self.learning.corrected(scheduling.problem_of_cheapest_zone(problems, self.planning_time))
+        return self.learning.corrected(problem_of_cheapest_zone(problems, self.planning_time))
 
     def _problems(self, device_types: Sequence[str], wire_dtype: str) -> list[SchedulingProblem]:
         asked = self.run.asked
-        return scheduling.make_problems(
+        return make_problems(
             self.profiled,
             self.offers,
             self.job,

@@ -42,9 +42,9 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.transport.rank_layout import RankLayout
 from infra.workspace import Workspace
 from tasks.data import prepare_data
+from tasks.planning.problems import make_problems, problem_of_cheapest_zone
 from tasks.profiling import planned_job, profile_layers
 from tasks.provisioning import find_offers
-from tasks.scheduling import make_problems, problem_of_cheapest_zone
 from tasks.sources import ClickSource
 from tests.benchmarks.plain_torch import plain_step, processor_seconds
 from tests.benchmarks.training_speed import figure

@@ -5,7 +5,6 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from heterps_core.errors import InfeasiblePlanError
-from heterps_core.planning.search.optimum import find_optimum
 from heterps_core.planning.search.schedulers.exact import ExactScheduler
 from tasks import scheduling
 from tasks.planning.deadline import deadline_for
@@ -14,7 +13,6 @@ from tasks.scheduling import (
     search_chosen,
     search_in_time,
     with_compared,
-    with_enough_units,
 )
 from tests.tasks.builders import make_problem, make_spot_problem, without_spot
 
@@ -53,16 +51,6 @@ def test_a_method_that_cannot_reach_the_floor_is_reported_and_the_others_go_on()
 def test_a_floor_that_nothing_meets_is_an_error_with_the_shortfall():
     with pytest.raises(InfeasiblePlanError, match="throughput floor"):
         search(throughput_floor_samples_per_s=1e9)
-
-
-@pytest.mark.parametrize(("floor_samples_per_s", "units"), [(50_000.0, 64), (200_000.0, 256), (1e9, 1_024)])
-def test_more_units_of_a_type_are_planned_with_where_no_plan_does_with_fewer(floor_samples_per_s, units):
-    # By hand: a unit of either type works at most 1,250 samples/s, 64 of both together 160,000.
-    problem = with_enough_units(make_problem(throughput_floor_samples_per_s=floor_samples_per_s), {})
-
-    assert {unit.max_units for unit in problem.device_types.values()} == {units}
-    if units < 1_024:
-        assert find_optimum(problem).cost_lower_bound_usd == find_optimum(problem).cost_usd
 
 
 def search(**problem):
