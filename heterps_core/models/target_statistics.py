@@ -63,11 +63,11 @@ class TargetStatistics(SlotEmbedding):
     ) -> Tensor:
         """Return [B, output_width] of type `dtype`; in the first epoch the backward pass counts the rows."""
         assert self.table is not None
-        is_trained = self.training and torch.is_grad_enabled()
-        with torch.set_grad_enabled(is_trained and not batch.is_repeated):
-            sums_BX = self.table.lookup(None if self.table.is_announced else self.row_numbers(batch))
+        sums_BX = self.table.lookup(None if self.table.is_announced else self.row_numbers(batch))
         sums_BSD = sums_BX.view(-1, len(self.slots) + 1, self.dimension)
-        if is_trained:
+        if not self.training or batch.is_repeated:
+            sums_BSD = sums_BSD.detach()
+        if self.training:
             labels_BL = batch.labels.view(-1, self.dimension - 1)
             counts_BD = F.pad(labels_BL, (1, 0), value=1.0)
             if batch.weights is not None:
