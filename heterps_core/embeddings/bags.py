@@ -55,7 +55,7 @@ class Bags:
         return pooled.view(len(rows_BK), self.num_bags, weight_RD.shape[1])
 
     def pool_in_place(self, vectors_BKD: Tensor, rows_BK: Tensor) -> Tensor:
-        """Return the pooled vectors [B, G, D] of each bag, whose sizes no value decides, as torch.export wants it."""
+        """Return the pooled vectors [B, G, D]; no size depends on a value, as torch.export wants it."""
         present_BKD = vectors_BKD * (rows_BK != NO_ID).unsqueeze(2)
         pooled_BGD = present_BKD.new_zeros(rows_BK.shape[0], self.num_bags, vectors_BKD.shape[2])
         pooled_BGD = pooled_BGD.index_add(1, self._bag_of_K, present_BKD)

@@ -15,7 +15,7 @@ MIDNIGHT = datetime(2026, 11, 20, tzinfo=UTC)
 
 
 class World:
-    """A provider and a ledger whose clock is set by hand."""
+    """A provider and a ledger with a clock that is set by hand."""
 
     def __init__(self, tmp_path):
         self.steady_s = 1_000.0
