@@ -126,7 +126,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[st
         *((f"disk of stage {index}", str(sweep)) for index, sweep in evaluation.sweeps.items()),
         ("lower bound", f"{plan.cost_lower_bound_usd:,.6f} USD (proven: no plan is cheaper)"),
         ("gap", "0 (proven optimal)" if plan.optimality_gap == 0 else f"{plan.optimality_gap:.4%}"),
-        ("search", f"{plan.num_evaluations:,} evaluations in {plan.search_seconds:.3f} s"),
+        ("search", f"plans rated {plan.num_evaluations:,}, in {plan.search_seconds:.3f} s"),
         *more,
     ]
     return "\n".join(
