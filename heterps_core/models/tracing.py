@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
@@ -60,8 +60,8 @@ def _recurrent_backward_flops(*shapes: Any, **named: Any) -> int:
 
 
 _FORMULAS = {
-    torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
-    torch.ops.aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
+    torch.ops.aten.mkldnn_rnn_layer: shape_wrapper(_recurrent_flops),  # type: ignore[no-untyped-call]
+    torch.ops.aten.mkldnn_rnn_layer_backward: shape_wrapper(_recurrent_backward_flops),  # type: ignore[no-untyped-call]
 }
 """Formulas of operations that torch's counter leaves out: LSTM on a CPU."""
 
@@ -155,16 +155,16 @@ class _Work(NamedTuple):
 
 def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
     """Run a module forward and backward on zeros; its state and the random numbers stay as they were."""
-    counter, operations = FlopCounterMode(display=False, custom_mapping=_FORMULAS), _Operations()
+    operations = _Operations()
     before = {child: _plain_attributes(child) for child in module.modules()}
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     unfused = sdpa_kernel(SDPBackend.MATH)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, counter, operations:
+    with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, operations:
         module.train()
         entering = torch.zeros(_TRACED_ROWS, *input_shape, requires_grad=True)
         # A copy, so that a layer may work in place.
         leaving: Tensor = module(entering.clone())
-        forward_flops = counter.get_total_flops()
+        forward_flops = operations.flops
         functions = _custom_functions(leaving)
         if leaving.requires_grad:
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -180,7 +180,7 @@ def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
     return _Work(
         output_shape=tuple(leaving.shape[1:]),
         forward_flops=forward_flops / _TRACED_ROWS,
-        backward_flops=(counter.get_total_flops() - forward_flops) / _TRACED_ROWS,
+        backward_flops=(operations.flops - forward_flops) / _TRACED_ROWS,
         uncounted=tuple(sorted(uncounted)),
     )
 
@@ -191,19 +191,38 @@ def _plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operations that may hold products without a formula of the counter."""
+    """Counts operations by torch's formulas, and notes those that may hold products without one.
+
+    Torch's own counter, `FlopCounterMode`, loads its compiler first, for a second of processor time.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
         self.uncounted: set[str] = set()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        operation = func.overloadpacket
+        formula = _FORMULAS.get(operation) or flop_registry.get(operation)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **named)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **named)
+        if formula is not None:
+            self.flops += formula(*args, **named, out_val=result)
+            return result
         namespace, _, name = func.name().partition("::")
-        is_known = func.overloadpacket in flop_registry or func.overloadpacket in _FORMULAS
-        is_known = is_known or torch.Tag.reduction in func.tags
+        is_known = torch.Tag.reduction in func.tags
         if not is_known and (namespace not in _OWN_NAMESPACES or name.startswith(_WITHOUT_FORMULA)):
             self.uncounted.add(f"{namespace}::{name.partition('.')[0]}")
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 def _custom_functions(tensor: Tensor) -> set[str]:
