@@ -30,8 +30,20 @@ CORES_EACH, MEMORY_BYTES_EACH = 8, 16 * 2**30
 CLONE_NEWNET = 0x40000000
 
 PROGRAM = f"""
-import json, sys
+import contextlib, json, os, sys, threading, time
+import psutil
 from ray.cluster_utils import Cluster
+
+def reap():
+    # Actors take a raylet for alive that is a zombie.
+    while True:
+        time.sleep(0.2)
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ChildProcessError):
+                if child.status() == "zombie":
+                    os.waitpid(child.pid, os.WNOHANG)
+
+threading.Thread(target=reap, daemon=True).start()
 
 common = {{"object_store_memory": 80_000_000, "node_ip_address": "127.0.0.1"}}
 head = {{"gcs_server_port": 6379, "num_cpus": 0, "include_dashboard": False}}

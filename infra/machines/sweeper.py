@@ -39,15 +39,13 @@ class SweptMachine:
     """Its whole cost, which its run is charged; 0 where neither it nor the ledger has a price."""
 
     problem: str | None = None
-    unbooked: str | None = None
-    """Why the ledger does not say that it is gone; the next sweep writes it down. None where it does."""
 
     def __str__(self) -> str:
         verb = "ended" if self.problem is None else "could not end"
         text = f"{verb} {self.provider_instance_id} of run {self.run_id}: {self.reason}, {self.usd:.6f} USD in all"
         if self.problem is not None:
             return f"{text}; left to the next sweep: {self.problem}"
-        return text if self.unbooked is None else f"{text}; not written down: {self.unbooked}"
+        return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +65,7 @@ class Sweep:
         Raises:
             ProvisioningError: Not so; names the machines that are left and the providers that did not answer.
         """
-        machines = (str(m) for m in self.machines if m.problem is not None or m.unbooked is not None)
+        machines = (str(m) for m in self.machines if m.problem is not None)
         if left := [*machines, *self.problems]:
             raise ProvisioningError("; ".join(left))
 
@@ -86,10 +84,11 @@ def sweep_workspace(
     ledger: Ledger | None = None
     entries: tuple[LedgerEntry, ...] | None = None
     try:
-        ledger, note = usable_ledger(workspace)
+        readable, note = usable_ledger(workspace)
         notes += [note] if note else []
-        entries = ledger.entries()
-        ledger.check_writable()
+        entries = readable.entries()
+        readable.check_writable()
+        ledger = readable
     except (LedgerError, OSError) as problem:
         problems.append(
             f"machines are ended, and what became of them may be missing in the ledger: {problem}"
@@ -145,27 +144,20 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
 
     Raises:
         ProvisioningError: The provider does not answer.
+        LedgerError: All were asked to end, and it could not be written down; the next sweep does it.
     """
-    instances = provider.remembered_instances(_known_ids(ledger, provider))
+    open_entries = [] if ledger is None else _open_entries(ledger, provider)
+    ids = [entry.provider_instance_id for entry in open_entries if entry.provider_instance_id is not None]
+    instances = provider.remembered_instances(ids)
     began_s = time.monotonic()
     looks = [_look_at(provider, instance, now=now, began_s=began_s) for instance in instances]
-    unbooked = None if ledger is not None else "there is no ledger that can be used"
-    swept: list[SweptMachine] = []
-    for look in looks:
-        machine = _reported(provider, look, None)
-        try:
-            if ledger is not None and unbooked is None:
-                machine = _booked(provider, look, now=now, ledger=ledger)
-        except LedgerError as problem:
-            # What is wrong with it for one machine (held, full) is so for all, and each would wait for its lock.
-            unbooked = str(problem)
-        if machine is not None:
-            swept.append(replace(machine, unbooked=unbooked))
-    if ledger is not None and unbooked is None:
-        try:
-            swept += _close_gone(provider, instances, now=now, ledger=ledger)
-        except LedgerError as problem:
-            logger.warning("machines that are gone are written down by the next sweep: %s", problem)
+    booked = [
+        _reported(provider, look, None) if ledger is None else _booked(provider, look, now=now, ledger=ledger)
+        for look in looks
+    ]
+    swept = [machine for machine in booked if machine is not None]
+    if ledger is not None:
+        swept += _close_gone(provider, instances, now=now, ledger=ledger)
     try:
         for name in provider.remove_leftovers(now=now):
             logger.info("deleted %s", name)
@@ -240,17 +232,6 @@ class _Look:
 
     problem: str | None
     over_at: datetime
-
-
-def _known_ids(ledger: Ledger | None, provider: Provider) -> list[str]:
-    if ledger is None:
-        return []
-    try:
-        entries = _open_entries(ledger, provider)
-    except LedgerError as problem:
-        logger.warning("machines are looked for by their tags alone: %s", problem)
-        return []
-    return [entry.provider_instance_id for entry in entries if entry.provider_instance_id is not None]
 
 
 def _look_at(provider: Provider, instance: Instance, *, now: datetime, began_s: float) -> _Look:

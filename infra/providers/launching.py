@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 from heterps_core.cluster import Cluster, Node
@@ -15,16 +18,16 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import hardware_name
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import OWN_DISKS_VARIABLE
+from infra.bootstrap.node_start import node_environment
 from infra.checks import Check, tried
 from infra.ledger.ledger import EndReason
 from infra.providers.base import Launch, Provider
 from infra.workspace import Workspace, has_run_store, location_in_store
 
-DISK_OF_MACHINE = {OWN_DISKS_VARIABLE: "/var/tmp"}
-"""Where a machine of a cluster keeps rows of tables that memory does not hold: the run directory may be on a file
-server, and /tmp in memory."""
+_POLL_INTERVAL_S = 0.1
+_BOOTED, _CONSOLE = "booted", "console.log"
+"""A mark that the bootstrap script makes in a node's folder of the run directory, and what the node prints."""
 
-_POLL_INTERVAL_S = 0.2
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
@@ -34,87 +37,138 @@ class Started(NamedTuple):
     address: str
     provider_instance_id: str
     launched_at: datetime
+    port: int = 0
+    """Where workers meet, if this is the first machine; 0 leaves the choice open."""
 
 
-def launched_together(
-    provider: Provider,
-    plan: ProvisioningPlan,
-    launch: Launch,
-    *,
-    start: Callable[[Sequence[NodeRequest]], Iterable[Started]],
-    rendezvous: Callable[[Sequence[Node]], str],
-) -> Cluster:
-    """Start all machines of a plan; each stands in the ledger before and after.
+class ProcessProvider(Provider):
+    """Starts all nodes of a plan or none; each is a process that says in the run directory that it is up."""
 
-    Args:
-        start: Starts or adopts the machine of each request, in order, one by one or all at once; raises OSError or
-            ProvisioningError.
-        rendezvous: Returns host and port where workers meet.
+    def __init__(self) -> None:
+        self._locations: dict[str, str] = {}
+        """Run directories of the launches of this process."""
 
-    Raises:
-        ProvisioningError: Not all could be started; what was started is ended.
-    """
-    run_id, ledger = launch.run_id, launch.ledger
-    requests = plan.node_requests()
-    for request in requests:
-        ledger.intend(run_id, provider.name, request, at=provider.now())
-    nodes: list[Node] = []
-    try:
-        for request, machine in zip(requests, start(requests), strict=True):
-            instance_id = machine.provider_instance_id
-            ledger.launched(run_id, request.node_id, provider_instance_id=instance_id, at=machine.launched_at)
-            nodes.append(node_of(request, address=machine.address, provider_instance_id=instance_id))
-    except (OSError, ProvisioningError) as problem:
-        failed = requests[len(nodes) :]
-        for request in failed:
-            ledger.failed(run_id, request.node_id, reason=str(problem), at=provider.now())
-        provider.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED)
-        if isinstance(problem, ProvisioningError):
-            raise
-        raise ProvisioningError(
-            f"node {failed[0].node_id} could not be started: {problem}; what was started is ended"
-        ) from problem
-    return Cluster(
-        run_id=run_id,
-        provider=provider.name,
-        nodes=tuple(nodes),
-        rendezvous=rendezvous(nodes),
-        created_at=datetime.now(UTC).isoformat(),
-    )
+    @abstractmethod
+    def start(self, requests: Sequence[NodeRequest], launch: Launch) -> Iterator[Started]:
+        """Check what can be checked before anything is started; return what starts or adopts machines, in order.
 
+        That raises OSError or ProvisioningError where one cannot be started.
 
-def wait_until_up(
-    cluster: Cluster, look: Callable[[], tuple[set[str], set[str]]], *, timeout_s: float
-) -> None:
-    """Return once all nodes of a cluster are up.
+        Raises:
+            ConfigurationError, ProvisioningError: These machines cannot be started here.
+        """
 
-    Args:
-        look: Returns the nodes that are alive, and those of them that are up.
+    @abstractmethod
+    def living_nodes(self, run_id: str) -> Collection[str]:
+        """Return the nodes of a run whose processes live."""
 
-    Raises:
-        ProvisioningError: One ended, or is not up in time.
-    """
-    nodes, deadline_s = {node.node_id for node in cluster.nodes}, time.monotonic() + timeout_s
-    while True:
-        alive, up = look()
-        if missing := nodes - (up if time.monotonic() > deadline_s else alive):
+    def variables(self, launch: Launch) -> dict[str, str]:
+        """Return the environment of the nodes of a launch.
+
+        A machine of a cluster keeps rows of tables that memory does not hold in /var/tmp: the run directory may be on
+        a file server, and /tmp in memory.
+        """
+        variables = node_environment(
+            launch.bootstrap,
+            run_id=launch.run_id,
+            lease_s=self.lease_s,
+            is_process=True,
+            is_dry_run=self.is_dry_run,
+        )
+        return variables if self.runs_here else {**variables, OWN_DISKS_VARIABLE: "/var/tmp"}
+
+    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
+        """Start all machines of a plan; each stands in the ledger before and after. See `Provider.launch`."""
+        run_id, ledger = launch.run_id, launch.ledger
+        requests = plan.node_requests()
+        machines = self.start(requests, launch)
+        for request in requests:
+            ledger.intend(run_id, self.name, request, at=self.now())
+        nodes: list[Node] = []
+        port = 0
+        try:
+            for request, machine in zip(requests, machines, strict=True):
+                instance_id = machine.provider_instance_id
+                ledger.launched(
+                    run_id, request.node_id, provider_instance_id=instance_id, at=machine.launched_at
+                )
+                nodes.append(node_of(request, address=machine.address, provider_instance_id=instance_id))
+                port = port or machine.port
+        except (OSError, ProvisioningError) as problem:
+            failed = requests[len(nodes) :]
+            for request in failed:
+                ledger.failed(run_id, request.node_id, reason=str(problem), at=self.now())
+            self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED)
+            if isinstance(problem, ProvisioningError):
+                raise
             raise ProvisioningError(
-                f"{', '.join(sorted(missing))} of run {cluster.run_id} must be up within {timeout_s:.0f} s, and "
-                f"ended before or did not start; see nodes/*/console.log in the run directory, which all must share"
-            )
-        if nodes <= up:
-            return
-        time.sleep(_POLL_INTERVAL_S)
+                f"node {failed[0].node_id} could not be started: {problem}; what was started is ended"
+            ) from problem
+        self._locations[run_id] = launch.bootstrap.run_location
+        # Two launches may share a machine.
+        port = port or _FIRST_PORT + zlib.crc32(run_id.encode()) % _NUM_PORTS
+        return Cluster(
+            run_id=run_id,
+            provider=self.name,
+            nodes=tuple(nodes),
+            rendezvous=f"{nodes[0].address}:{port}",
+            created_at=datetime.now(UTC).isoformat(),
+        )
+
+    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
+        """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""
+        run_id, deadline_s = cluster.run_id, time.monotonic() + timeout_s
+        folders = {
+            node.node_id: _node_folder(self._locations.get(run_id, ""), node.node_id)
+            for node in cluster.nodes
+        }
+        while True:
+            living = self.living_nodes(run_id)
+            folders = {
+                node_id: folder
+                for node_id, folder in folders.items()
+                if node_id not in living or (folder is not None and not (folder / _BOOTED).exists())
+            }
+            for node_id in folders.keys() if time.monotonic() > deadline_s else folders.keys() - living:
+                trouble = (
+                    f"is not up after {timeout_s:.0f} s" if node_id in living else "ended before it was up"
+                )
+                raise ProvisioningError(
+                    f"node {node_id} of run {run_id} {trouble}; {_last_said(folders[node_id])}"
+                )
+            if not folders:
+                return
+            time.sleep(_POLL_INTERVAL_S)
+
+
+def _node_folder(run_location: str, node_id: str) -> Path | None:
+    """Return the folder of a node in the run directory; None in a bucket."""
+    return None if "://" in run_location else Path(run_location) / "nodes" / node_id
+
+
+def prepared_console(run_location: str, node_id: str) -> Path:
+    """Return the file for the console of a node, in whose folder nothing says yet that it is up."""
+    folder = _node_folder(run_location, node_id)
+    if folder is None:
+        return Path(os.devnull)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _BOOTED).unlink(missing_ok=True)
+    return folder / _CONSOLE
+
+
+def _last_said(folder: Path | None) -> str:
+    """Return the last line that a node printed."""
+    if folder is None:
+        return "look at its bucket and its role"
+    with suppress(OSError, IndexError):
+        console = folder / _CONSOLE
+        return f"its console {console} ends with: {console.read_text(errors='replace').split(chr(10))[-2]}"
+    return f"it printed nothing: {folder} must be shared by all machines"
 
 
 def workspace_mark(workspace: Workspace) -> str:
     """Return the name of a workspace in a cluster: none looks after the machines of another one of the same user."""
     return f"{zlib.crc32(str(workspace.root).encode()):08x}"
-
-
-def rendezvous_port(launch: int) -> int:
-    """Return the port of a launch, by its number: two launches may share a machine."""
-    return _FIRST_PORT + launch % _NUM_PORTS
 
 
 def run_directory_check(workspace: Workspace) -> Check:

@@ -7,34 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Self
 
-from heterps_core.cluster import Cluster
-from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
+from heterps_core.errors import ConfigurationError
+from heterps_core.plans.provisioning_plan import NodeRequest
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT
 from infra.ledger.ledger_entry import Instance, moment_or_none
-from infra.providers.base import Launch, Provider
-from infra.providers.launching import Started, launched_together
+from infra.providers.base import Launch
+from infra.providers.launching import ProcessProvider, Started, prepared_console
 from infra.providers.local_processes import LeaseFile, NodeKey, NodeProcesses, ProcessIdentity
 from infra.workspace import LOOPBACK, Workspace, free_loopback_port
 
-POLL_INTERVAL_S = 0.02
-
-_CONSOLE_TAIL_CHARACTERS = 2_000
 LEASE_SUFFIX = ".lease.json"
-_BOOTED = "booted"
-"""Mark that the bootstrap script makes in the node's folder of the run directory."""
-
-_CONSOLE = "console.log"
 
 
-class LocalProvider(Provider):
+class LocalProvider(ProcessProvider):
     """Runs each node as a session of processes on this machine."""
 
     name: ClassVar[str] = "local"
@@ -43,6 +34,7 @@ class LocalProvider(Provider):
     runs_here: ClassVar[bool] = True
 
     def __init__(self, state_directory: Path) -> None:
+        super().__init__()
         self.state_directory = state_directory.resolve()
         self._processes = NodeProcesses(self.state_directory)
 
@@ -51,39 +43,17 @@ class LocalProvider(Provider):
         """Make the provider of the leases of a workspace; see `Provider.for_workspace`."""
         return cls(workspace.leases_directory)
 
-    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
-        """Start every node; see `Provider.launch`."""
-        run_id, location = launch.run_id, launch.bootstrap.run_location
+    def start(self, requests: Sequence[NodeRequest], launch: Launch) -> Iterator[Started]:
+        """Start one node after the other; see `ProcessProvider.start`."""
+        location = launch.bootstrap.run_location
         if "://" in location:
             raise ConfigurationError(f"the run directory of local nodes must be a local path, got {location}")
-        known = next(filter(None, map(LeaseFile.read, self._lease_paths(run_id))), None)
-        rendezvous = known.rendezvous if known else f"{LOOPBACK}:{free_loopback_port()}"
+        return (self._start(request, launch) for request in requests)
 
-        def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
-            for request in requests:
-                lease = self._start(request, launch, rendezvous=rendezvous)
-                launched_at = datetime.fromisoformat(lease.launched_at)
-                yield Started(LOOPBACK, _instance_id(run_id, request.node_id), launched_at)
-
-        return launched_together(self, plan, launch, start=start, rendezvous=lambda nodes: rendezvous)
-
-    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
-        """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""
-        deadline_s = time.monotonic() + timeout_s
-        for node in cluster.nodes:
-            lease = LeaseFile.read(self._lease_path(cluster.run_id, node.node_id))
-            if lease is None or lease.leader is None:
-                raise ProvisioningError(f"node {node.node_id} of run {cluster.run_id} has been ended")
-            folder = _node_folder(lease.run_directory, node.node_id)
-            while not (folder / _BOOTED).exists():
-                is_alive = lease.leader.is_alive()
-                if not is_alive or time.monotonic() > deadline_s:
-                    trouble = f"is not up after {timeout_s:.0f} s" if is_alive else "ended before it was up"
-                    raise ProvisioningError(
-                        f"node {node.node_id} of run {cluster.run_id} {trouble}; "
-                        f"its console says:\n{_console_tail(folder)}"
-                    )
-                time.sleep(POLL_INTERVAL_S)
+    def living_nodes(self, run_id: str) -> set[str]:
+        """Return the nodes whose first process lives; see `ProcessProvider.living_nodes`."""
+        leases = ((_key_of(path)[1], LeaseFile.read(path)) for path in self._lease_paths(run_id))
+        return {node_id for node_id, lease in leases if lease and lease.leader and lease.leader.is_alive()}
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Move the leases of a run; see `Provider.renew_lease`."""
@@ -107,7 +77,7 @@ class LocalProvider(Provider):
         """Return nodes that have a lease file, and nodes that have only processes left."""
         found: dict[NodeKey, Instance] = {}
         for path in self._lease_paths(run_id):
-            key = (path.parent.name, path.name.removesuffix(LEASE_SUFFIX))
+            key = _key_of(path)
             # Its end may have removed the file since it was listed.
             with contextlib.suppress(FileNotFoundError):
                 found[key] = _instance(key, LeaseFile.read(path), launched_at_s=path.stat().st_mtime)
@@ -116,46 +86,27 @@ class LocalProvider(Provider):
                 found[key] = _instance(key, None, launched_at_s=process.create_time())
         return tuple(found[key] for key in sorted(found))
 
-    def _start(self, request: NodeRequest, launch: Launch, *, rendezvous: str) -> LeaseFile:
+    def _start(self, request: NodeRequest, launch: Launch) -> Started:
         """Write the lease, start the process, write its identity; or adopt a node that is there."""
-        run_id, bootstrap = launch.run_id, launch.bootstrap
-        path = self._lease_path(run_id, request.node_id)
-        known = LeaseFile.read(path)
-        if known is not None and known.leader is not None:
-            return known
-        run_location = str(Path(bootstrap.run_location).resolve())
-        folder = _node_folder(run_location, request.node_id)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _BOOTED).unlink(missing_ok=True)
-        lease = LeaseFile(
-            run_id=run_id,
-            node_id=request.node_id,
-            instance_type=request.offer.instance_type.name,
-            run_directory=run_location,
-            rendezvous=rendezvous,
-            owner=ProcessIdentity.of(os.getpid()),
-            launched_at=datetime.now(UTC).isoformat(),
-            lease_until=launch.lease_until.isoformat(),
-            leader=None,
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lease.write(path)
-        environment = node_environment(
-            replace(bootstrap, run_location=run_location),
-            run_id=run_id,
-            lease_s=self.lease_s,
-            is_process=True,
-            is_dry_run=self.is_dry_run,
-        )
-        leader = self._processes.start(
-            (run_id, request.node_id),
-            ["bash", str(BOOTSTRAP_SCRIPT), *bootstrap.arguments],
-            environment=environment,
-            console=folder / _CONSOLE,
-        )
-        lease = replace(lease, leader=leader)
-        lease.write(path)
-        return lease
+        key = (launch.run_id, request.node_id)
+        path = self._lease_path(*key)
+        lease = LeaseFile.read(path)
+        if lease is None or lease.leader is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            console = prepared_console(launch.bootstrap.run_location, request.node_id)
+            lease = LeaseFile(
+                instance_type=request.offer.instance_type.name,
+                port=free_loopback_port(),
+                owner=ProcessIdentity.of(os.getpid()),
+                launched_at=datetime.now(UTC).isoformat(),
+                lease_until=launch.lease_until.isoformat(),
+            )
+            lease.write(path)
+            command = ["bash", str(BOOTSTRAP_SCRIPT), *launch.bootstrap.arguments]
+            leader = self._processes.start(key, command, environment=self.variables(launch), console=console)
+            lease = replace(lease, leader=leader)
+            lease.write(path)
+        return Started(LOOPBACK, _instance_id(*key), datetime.fromisoformat(lease.launched_at), lease.port)
 
     def _run_folder(self, run_id: str) -> Path:
         return self.state_directory / run_id
@@ -183,16 +134,9 @@ def _instance(key: NodeKey, lease: LeaseFile | None, *, launched_at_s: float) ->
     )
 
 
+def _key_of(path: Path) -> NodeKey:
+    return path.parent.name, path.name.removesuffix(LEASE_SUFFIX)
+
+
 def _instance_id(run_id: str, node_id: str) -> str:
     return f"{run_id}/{node_id}"
-
-
-def _node_folder(run_directory: str, node_id: str) -> Path:
-    return Path(run_directory) / "nodes" / node_id
-
-
-def _console_tail(node_folder: Path) -> str:
-    try:
-        return (node_folder / _CONSOLE).read_text(errors="replace")[-_CONSOLE_TAIL_CHARACTERS:]
-    except FileNotFoundError:
-        return "(nothing)"

@@ -179,15 +179,14 @@ def _is_zombie(process: psutil.Process) -> bool:
 class LeaseFile:
     """What stands on disk for one node, written before its process is started."""
 
-    run_id: str
-    node_id: str
     instance_type: str
-    run_directory: str
-    rendezvous: str
+    port: int
+    """Where workers meet, if this node is the first of its launch."""
+
     owner: ProcessIdentity
     launched_at: str
     lease_until: str
-    leader: ProcessIdentity | None
+    leader: ProcessIdentity | None = None
     """The node's first process; None until it is started."""
 
     def write(self, path: Path) -> None:

@@ -29,8 +29,6 @@ from infra.workspace import Workspace, run_of_launch
 from tasks.clusters import ledger_entries
 from tasks.running.progress import log_step
 
-_SHOWN_MACHINES = 4
-
 POLL_INTERVAL_S = 5.0
 """Between two looks at whether the run that is waited for has ended; each may ask a cloud for its machines."""
 
@@ -153,17 +151,8 @@ def _is_alive(machine: Instance, *, tags_grace_s: float) -> bool:
 
 def _refusal(live: list[Instance]) -> str:
     run_id = run_of_launch(live[0].run_id)
-    of_run = [machine for machine in live if run_of_launch(machine.run_id) == run_id]
-    names = ", ".join(machine.provider_instance_id for machine in of_run[:_SHOWN_MACHINES])
-    if len(of_run) > _SHOWN_MACHINES:
-        names += ", ..."
-    leases = [machine.lease_until for machine in of_run if machine.lease_until is not None]
-    until = (
-        f"; their lease lasts to {max(leases):%H:%M:%S} UTC and is renewed while the run lives"
-        if leases
-        else ""
-    )
+    count = sum(run_of_launch(machine.run_id) == run_id for machine in live)
     return (
-        f"one fleet at a time may be alive in a workspace, but run {run_id} has {len(of_run)} machines ({names})"
-        f"{until}; wait until it has ended, or end it: heterps stop {run_id}"
+        f"one fleet at a time may be alive in a workspace, but run {run_id} has {count} machines; wait until it has "
+        f"ended, or end it: heterps stop {run_id}"
     )

@@ -51,6 +51,17 @@ def listed(workspace, home, *selectors, cores=2):
     return plan(*[next(kind.offers()) for kind in kinds])
 
 
+BEATING = """
+import os, pathlib, time
+name = f"beats-{os.environ['HETERPS_NODE_ID']}-{os.getpid()}"
+with pathlib.Path(os.environ["HETERPS_RUN_DIR"], name).open("a") as beats:
+    while True:
+        print(time.time(), file=beats, flush=True)
+        time.sleep(0.1)
+"""
+"""The program of a node that writes down every moment of its life."""
+
+
 KINDS = ("epyc", "xeon", "arm")
 RUN_ID = "r1"
 SELECTORS = {

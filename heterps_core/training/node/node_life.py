@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
@@ -105,14 +105,7 @@ def read_cluster(run: RunDirectory, *, after_generation: int = 0) -> Cluster | N
     return cluster if cluster is not None and cluster.generation > after_generation else None
 
 
-class Place(NamedTuple):
-    """A node as a part of a cluster."""
-
-    cluster: Cluster
-    node: Node
-
-
-def own_place(cluster: Cluster) -> Place | None:
+def own_node(cluster: Cluster) -> Node | None:
     """Return which node this is: the named one, or the one on this machine; None where it is no part of the cluster.
 
     Raises:
@@ -120,23 +113,8 @@ def own_place(cluster: Cluster) -> Place | None:
     """
     node_id = os.environ.get(NODE_ID_VARIABLE)
     own = node_id or InstanceMetadata().instance_id()
-    for node in cluster.nodes:
-        if own == (node.node_id if node_id else node.provider_instance_id):
-            return Place(cluster, node)
-    return None
-
-
-def own_node(cluster: Cluster) -> Node:
-    """Return which node of a cluster this is; see `own_place`.
-
-    Raises:
-        ConfigurationError: It is none of them.
-    """
-    place = own_place(cluster)
-    if place is None:
-        names = ", ".join(node.node_id for node in cluster.nodes)
-        raise ConfigurationError(f"this node must be one of the cluster's: {names}")
-    return place.node
+    names = ((node.node_id if node_id else node.provider_instance_id, node) for node in cluster.nodes)
+    return next((node for name, node in names if name == own), None)
 
 
 def runs_here_as_dry_run() -> bool:

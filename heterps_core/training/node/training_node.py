@@ -12,7 +12,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -28,12 +28,11 @@ from heterps_core.training.node.node_life import (
     BUCKET_CLUSTER_POLL_S,
     GENERATION_VARIABLE,
     NEXT_CLUSTER_POLL_S,
-    Place,
     SignalledNotice,
     heartbeat,
     is_machine,
     node_key,
-    own_place,
+    own_node,
     own_run_directory,
     read_cluster,
     runs_here_as_dry_run,
@@ -58,23 +57,21 @@ def main() -> int:
     prepare_to_fork()
     with _ending_signals() as is_ending:
         try:
-            first = wait_for_cluster(run)
-            place = own_place(first) or _wait_for_place(run, first.generation, is_ending)
+            cluster = wait_for_cluster(run)
+            place = _place_in(cluster) or _wait_for_place(run, cluster.generation, is_ending)
         except HeterpsError as error:
             # The node is not part of the cluster, so its files are not read: this is for its own log.
             logger.error("%s", error)
             return error.exit_status
         if place is None:
             return 0
-        with heartbeat(run, place.node.node_id), _notices(run, place.node):
+        cluster, node = place
+        with heartbeat(run, node.node_id), _notices(run, node):
             while True:
-                status = _run_generation(run, place.cluster, place.node, is_ending)
-                following = None
-                if not run.is_trained():
-                    following = _wait_for_place(run, place.cluster.generation, is_ending)
-                if following is None:
+                status = _run_generation(run, cluster, node, is_ending)
+                if run.is_trained() or not (place := _wait_for_place(run, cluster.generation, is_ending)):
                     return status
-                place = following
+                cluster, node = place
 
 
 def _notices(run: RunDirectory, node: Node) -> AbstractContextManager[None]:
@@ -105,28 +102,33 @@ def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: 
     return status
 
 
-class _Successor:
-    """Tells whether another generation follows one whose workers still wait for those of a lost node.
+def _is_followed(run: RunDirectory, generation: int) -> Callable[[], bool]:
+    """Return a question: does another generation follow one whose workers still wait for those of a lost node?
 
     Once all have met, they see one another's end. Before, they may wait for minutes, and as long it is looked for.
     """
+    next_look_s = time.monotonic()
+    until_s = next_look_s + START_LIMIT_S
 
-    def __init__(self, run: RunDirectory, generation: int) -> None:
-        self._run = run
-        self._generation = generation
-        self._next_look_s = time.monotonic()
-        self._until_s = self._next_look_s + START_LIMIT_S
-
-    def is_there(self) -> bool:
-        """Tell it; looks every other second."""
+    def is_there() -> bool:
+        nonlocal next_look_s
         now_s = time.monotonic()
-        if not self._next_look_s <= now_s < self._until_s:
+        if not next_look_s <= now_s < until_s:
             return False
-        self._next_look_s = now_s + BUCKET_CLUSTER_POLL_S
-        return read_cluster(self._run, after_generation=self._generation) is not None
+        next_look_s = now_s + BUCKET_CLUSTER_POLL_S
+        return read_cluster(run, after_generation=generation) is not None
+
+    return is_there
 
 
-def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Event) -> Place | None:
+def _place_in(cluster: Cluster) -> tuple[Cluster, Node] | None:
+    node = own_node(cluster)
+    return None if node is None else (cluster, node)
+
+
+def _wait_for_place(
+    run: RunDirectory, generation: int, is_ending: threading.Event
+) -> tuple[Cluster, Node] | None:
     """Return the place of this node in a later generation than one; None where the node is to end.
 
     Others may take its place, and a spare node takes that of a lost one. There is no limit: a flow that will name no
@@ -136,8 +138,7 @@ def _wait_for_place(run: RunDirectory, generation: int, is_ending: threading.Eve
         cluster = read_cluster(run, after_generation=generation)
         if cluster is None:
             continue
-        place = own_place(cluster)
-        if place is not None:
+        if place := _place_in(cluster):
             return place
         generation = cluster.generation
     return None
@@ -186,13 +187,13 @@ def _run_workers(
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_path.touch()
         signs = Path(folder) / "signs"
-        successor = _Successor(run, cluster.generation)
+        is_followed = _is_followed(run, cluster.generation)
         positions = [(node.stage, replica) for replica in cluster.replicas_of(node)]
         with workers_watched(run, signs, positions):
             status = run_workers(
                 _worker_environments(cluster, node, job, signs=signs),
                 log_path=log_path,
-                is_over=lambda: is_ending.is_set() or successor.is_there(),
+                is_over=lambda: is_ending.is_set() or is_followed(),
             )
         content = log_path.read_bytes()
     if not run.is_local:

@@ -49,6 +49,8 @@ def _connected() -> Any:
         # Ray itself would try for a minute.
         socket.create_connection((host, int(port)), timeout=ANSWER_LIMIT_S).close()
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+        # It would print twenty lines about a lost machine, which the flow names in one.
+        ray._private.worker._worker_logs_enabled = False
     except (OSError, RuntimeError, ValueError) as problem:
         said = " ".join(str(problem).split())
         raise ProvisioningError(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 END_LIMIT_S = 60.0
+NODE_END_S = 8.0
+"""Longest life of a node without its actor or raylet, of which Ray itself takes a second to notice."""
 
 WITH_ACTOR = """
 (
@@ -31,7 +33,12 @@ def node_class() -> type:
         """Runs a node as a process that ends with it, and passes a drain on to it as a notice."""
 
         def __init__(
-            self, instance_type: str, command: list[str], environment: dict[str, str], lease_until: datetime
+            self,
+            instance_type: str,
+            command: list[str],
+            environment: dict[str, str],
+            console: Path,
+            lease_until: datetime,
         ) -> None:
             import subprocess
             import sys
@@ -45,14 +52,6 @@ def node_class() -> type:
                 "launched_at": datetime.now(UTC),
                 "address": ray.util.get_node_ip_address(),
             }
-            run_directory = environment["HETERPS_RUN_DIR"]
-            self.folder = None
-            console = Path("/dev/null")
-            if "://" not in run_directory:
-                self.folder = Path(run_directory) / "nodes" / environment["HETERPS_NODE_ID"]
-                self.folder.mkdir(parents=True, exist_ok=True)
-                (self.folder / "booted").unlink(missing_ok=True)
-                console = self.folder / "console.log"
             with console.open("ab") as said:
                 self.process = subprocess.Popen(
                     command,
@@ -75,8 +74,7 @@ def node_class() -> type:
 
         def describe(self) -> dict[str, Any]:
             is_alive = self.process.poll() is None
-            is_up = is_alive and (self.folder is None or (self.folder / "booted").exists())
-            return {**self.facts, "lease_until": self.lease_until, "is_alive": is_alive, "is_up": is_up}
+            return {**self.facts, "lease_until": self.lease_until, "is_alive": is_alive}
 
         def renew(self, until: datetime) -> None:
             self.lease_until = until

@@ -11,34 +11,30 @@ from __future__ import annotations
 import os
 import re
 import time
-import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any, ClassVar, Self
 
-from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ProvisioningError
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from heterps_core.plans.provisioning_plan import NodeRequest
 from heterps_core.training.node import NODE_ID_VARIABLE
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT
 from infra.checks import Check, tried
 from infra.inventory import MachineKind, kind_name
 from infra.ledger.ledger_entry import Instance
-from infra.providers.base import InsufficientCapacityError, Launch, Provider
+from infra.providers.base import InsufficientCapacityError, Launch
 from infra.providers.launching import (
-    DISK_OF_MACHINE,
+    ProcessProvider,
     Started,
-    launched_together,
-    rendezvous_port,
+    prepared_console,
     run_directory_check,
-    wait_until_up,
     workspace_mark,
 )
 from infra.providers.ray.connection import ADDRESS_VARIABLE, ANSWER_LIMIT_S, NAMESPACE, asked
-from infra.providers.ray.node_actor import END_LIMIT_S, WITH_ACTOR, node_class
+from infra.providers.ray.node_actor import END_LIMIT_S, NODE_END_S, WITH_ACTOR, node_class
 from infra.workspace import Workspace, check_run_id
 
 _POLL_INTERVAL_S = 0.1
@@ -64,7 +60,7 @@ _KNOWN: dict[str, dict[str, Any]] = {}
 """Their last descriptions: one that does not answer may live, and is ended without a word from it."""
 
 
-class RayProvider(Provider):
+class RayProvider(ProcessProvider):
     """Runs each node on a machine of the Ray cluster at RAY_ADDRESS, as a process of an actor.
 
     Args:
@@ -77,9 +73,11 @@ class RayProvider(Provider):
     machines_text: ClassVar[str] = "machines of Ray"
 
     def __init__(self, workspace: Workspace, *, wait_s: float = _WAIT_S) -> None:
+        super().__init__()
         self._workspace = workspace
         self._wait_s = wait_s
         self._mark = workspace_mark(workspace)
+        self._nodes_end_at = datetime.min.replace(tzinfo=UTC)
 
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
@@ -101,6 +99,10 @@ class RayProvider(Provider):
         """Tell whether Ray is installed and a cluster named; see `Provider.is_set_up`."""
         return bool(os.environ.get(ADDRESS_VARIABLE)) and find_spec("ray") is not None
 
+    def now(self) -> datetime:
+        """Return the time, or the later one by which nodes of lost actors have ended; see `Provider.now`."""
+        return max(super().now(), self._nodes_end_at)
+
     def checks(self) -> Iterator[Check]:
         """Check address, version and machines; see `Provider.checks`."""
         yield tried("Ray cluster", lambda: f"{len(self._actors())} machines of heterps")
@@ -111,35 +113,25 @@ class RayProvider(Provider):
         )
         yield run_directory_check(self._workspace)
 
-    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
-        """Place a group and start an actor in each of its bundles; see `Provider.launch`."""
-        run_id = launch.run_id
+    def start(self, requests: Sequence[NodeRequest], launch: Launch) -> Iterator[Started]:
+        """Place a group and start an actor in each of its bundles; see `ProcessProvider.start`."""
         selectors = {kind.kind: kind.selector for kind in self.kinds(self._workspace)}
+        return self._start(requests, selectors, launch)
 
-        def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
-            if not self._actors(run_id):
-                self._start(requests, selectors, launch)
-            described = {name: answer for name, (_, answer) in self._actors(run_id).items()}
-            for request in requests:
-                answer = described[f"{run_id}/{request.node_id}"]
-                yield Started(answer["address"], f"{run_id}/{request.node_id}", answer["launched_at"])
+    def _start(
+        self, requests: Sequence[NodeRequest], selectors: Mapping[str, Mapping[str, Any]], launch: Launch
+    ) -> Iterator[Started]:
+        if not self._actors(launch.run_id):
+            self._place(requests, selectors, launch)
+        actors = self._actors(launch.run_id)
+        for name in (f"{launch.run_id}/{request.node_id}" for request in requests):
+            _, answer = actors[name]
+            yield Started(answer["address"], name, answer["launched_at"])
 
-        def rendezvous(nodes: Sequence[Node]) -> str:
-            return f"{nodes[0].address}:{rendezvous_port(zlib.crc32(run_id.encode()))}"
-
-        return launched_together(self, plan, launch, start=start, rendezvous=rendezvous)
-
-    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
-        """Return once the process of each actor is up; see `Provider.wait_until_ready`."""
-
-        def look() -> tuple[set[str], set[str]]:
-            described = {
-                name.partition("/")[2]: answer for name, (_, answer) in self._actors(cluster.run_id).items()
-            }
-            alive = {node_id for node_id, answer in described.items() if answer["is_alive"]}
-            return alive, {node_id for node_id in alive if described[node_id]["is_up"]}
-
-        wait_until_up(cluster, look, timeout_s=timeout_s)
+    def living_nodes(self, run_id: str) -> set[str]:
+        """Return the nodes whose actors say that their process lives; see `ProcessProvider.living_nodes`."""
+        actors = self._actors(run_id).items()
+        return {name.partition("/")[2] for name, (_, answer) in actors if answer["is_alive"]}
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Tell the actors of a run their lease; see `Provider.renew_lease`."""
@@ -255,22 +247,20 @@ class RayProvider(Provider):
                 ray.util.remove_placement_group(each)
         raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s))
 
-    def _start(
+    def _place(
         self,
         requests: Sequence[NodeRequest],
         selectors: Mapping[str, Mapping[str, Any]],
         launch: Launch,
     ) -> None:
-        """Start the actors of a launch in a group.
+        """Place the actors of a launch.
 
         Raises:
             InsufficientCapacityError: They are not placed within the longest wait.
             ProvisioningError: Ray does not answer.
         """
         run_id, bootstrap = launch.run_id, launch.bootstrap
-        environment = node_environment(
-            bootstrap, run_id=run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
-        )
+        environment = self.variables(launch)
         # The interpreter of an actor has torch where the cluster has it.
         environment.pop("HETERPS_PYTHON")
         node = ["bash", "-c", BOOTSTRAP_SCRIPT.read_text(), "bootstrap", *bootstrap.arguments]
@@ -294,8 +284,9 @@ class RayProvider(Provider):
                     num_gpus=machine.accelerator_count,
                     scheduling_strategy=strategy(placement_group=group, placement_group_bundle_index=0),
                 )
-                own = {**environment, **DISK_OF_MACHINE, NODE_ID_VARIABLE: request.node_id}
-                _HELD[name] = options.remote(machine.name, command, own, lease_until)
+                own = {**environment, NODE_ID_VARIABLE: request.node_id}
+                console = prepared_console(bootstrap.run_location, request.node_id)
+                _HELD[name] = options.remote(machine.name, command, own, console, lease_until)
                 actors.append(_HELD[name])
             try:
                 ray.get([actor.describe.remote() for actor in actors], timeout=self._wait_s)
@@ -315,13 +306,18 @@ class RayProvider(Provider):
         alive = self._names()
         there = [name for name in alive if name in names]
         held = {name.partition("/")[2] for name in _HELD if name.startswith(f"{self._mark}/")}
+        lost = held.difference(alive)
         with asked() as ray:
             for name in there:
                 with suppress(ValueError):
                     actor = ray.get_actor(f"{self._mark}/{name}", namespace=NAMESPACE)
-                    with suppress(ray.exceptions.RayError):
+                    try:
                         ray.get(actor.end.remote(), timeout=ANSWER_LIMIT_S)
+                    except ray.exceptions.RayError:
+                        lost.add(name)
                     ray.kill(actor)
+        if lost:
+            self._nodes_end_at = super().now() + timedelta(seconds=NODE_END_S)
         deadline_s = time.monotonic() + END_LIMIT_S
         while left := {*there} & {*self._names()}:
             if time.monotonic() > deadline_s:
@@ -331,7 +327,7 @@ class RayProvider(Provider):
                 )
             time.sleep(_POLL_INTERVAL_S)
         with asked() as ray:
-            for marked in (f"{self._mark}/{name}" for name in {*there, *held.difference(alive)}):
+            for marked in (f"{self._mark}/{name}" for name in {*there, *lost}):
                 with suppress(ValueError):
                     ray.util.remove_placement_group(ray.util.get_placement_group(marked))
                 _HELD.pop(marked, None)

@@ -21,25 +21,21 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import ClassVar, Self
 
-from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
+from heterps_core.plans.provisioning_plan import NodeRequest
 from heterps_core.training.node import NODE_ID_VARIABLE, NOTICE_S
-from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT, node_environment
+from infra.bootstrap.node_start import BOOTSTRAP_SCRIPT
 from infra.checks import Check, tried
 from infra.inventory import MachineKind, kind_name
 from infra.ledger.ledger_entry import Instance
-from infra.providers.base import InsufficientCapacityError, Launch, Provider
+from infra.providers.base import InsufficientCapacityError, Launch
 from infra.providers.launching import (
-    DISK_OF_MACHINE,
+    ProcessProvider,
     Started,
-    launched_together,
-    rendezvous_port,
+    prepared_console,
     run_directory_check,
-    wait_until_up,
     workspace_mark,
 )
 from infra.providers.slurm.commands import ASK_SLURM, addresses_of, asked, check_scheduler, check_version
@@ -60,7 +56,7 @@ _MIB = 2**20
 _SELECTORS = {"partition": "--partition", "features": "--constraint", "gres": "--gres"}
 
 
-class SlurmProvider(Provider):
+class SlurmProvider(ProcessProvider):
     """Runs each node on a machine of a Slurm cluster, as one component of the job of its launch.
 
     Args:
@@ -74,11 +70,10 @@ class SlurmProvider(Provider):
     lease_s: ClassVar[float] = 120.0
 
     def __init__(self, workspace: Workspace, *, wait_s: float = 60 * DEFAULT_WAIT_MINUTES) -> None:
+        super().__init__()
         self._workspace = workspace
         self._wait_s = wait_s
         self._mark = f"heterps-{workspace_mark(workspace)}"
-        self._folders: dict[str, Path] = {}
-        """Run directories of this process's launches that are folders, where nodes say that they are up."""
 
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
@@ -120,39 +115,24 @@ class SlurmProvider(Provider):
         yield tried("Slurm components", check_scheduler, found="several machines can start together")
         yield run_directory_check(self._workspace)
 
-    def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
-        """Submit one job and wait until it runs; see `Provider.launch`."""
+    def start(self, requests: Sequence[NodeRequest], launch: Launch) -> Iterator[Started]:
+        """Submit one job and wait until it runs; see `ProcessProvider.start`."""
         check_version()
-        run_id, location = launch.run_id, launch.bootstrap.run_location
-        selected = self._selected(plan.node_requests())
-        if "://" not in location:
-            self._folders[run_id] = Path(location)
+        return self._start(requests, self._selected(requests), launch)
 
-        def start(requests: Sequence[NodeRequest]) -> Iterator[Started]:
-            if not jobs_of(self._mark, run_id):
-                self._submit(requests, selected, launch)
-            jobs = self._wait_for_start(run_id, requests)
-            addresses = addresses_of([job.host for job in jobs.values()])
-            for job in (jobs[request.node_id] for request in requests):
-                yield Started(addresses[job.host], job.instance_id, job.machine.launched_at)
+    def _start(
+        self, requests: Sequence[NodeRequest], selected: Sequence[Sequence[str]], launch: Launch
+    ) -> Iterator[Started]:
+        if not jobs_of(self._mark, launch.run_id):
+            self._submit(requests, selected, launch)
+        jobs = self._wait_for_start(launch.run_id, requests)
+        addresses = addresses_of([job.host for job in jobs.values()])
+        for job in (jobs[request.node_id] for request in requests):
+            yield Started(addresses[job.host], job.instance_id, job.machine.launched_at)
 
-        def rendezvous(nodes: Sequence[Node]) -> str:
-            job_id = nodes[0].provider_instance_id.rpartition("/")[2].partition("+")[0]
-            return f"{nodes[0].address}:{rendezvous_port(int(job_id))}"
-
-        return launched_together(self, plan, launch, start=start, rendezvous=rendezvous)
-
-    def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
-        """Return once each component runs and, in a shared folder, its node says so; see `Provider`."""
-        folder = self._folders.get(cluster.run_id)
-
-        def look() -> tuple[set[str], set[str]]:
-            running = {job.node_id for job in jobs_of(self._mark, cluster.run_id) if job.state == RUNNING}
-            return running, {
-                each for each in running if not folder or (_node_folder(folder, each) / "booted").exists()
-            }
-
-        wait_until_up(cluster, look, timeout_s=timeout_s)
+    def living_nodes(self, run_id: str) -> set[str]:
+        """Return the nodes whose components run; see `ProcessProvider.living_nodes`."""
+        return {job.node_id for job in jobs_of(self._mark, run_id) if job.state == RUNNING}
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:
         """Write the lease into the comment of the run's job; see `Provider.renew_lease`."""
@@ -228,19 +208,10 @@ class SlurmProvider(Provider):
     def _script(self, requests: Sequence[NodeRequest], launch: Launch) -> str:
         """Return the script of a job: it starts the node of each component and waits for their ends."""
         bootstrap = launch.bootstrap
-        environment = node_environment(
-            bootstrap, run_id=launch.run_id, lease_s=self.lease_s, is_process=True, is_dry_run=False
-        )
-        variables = sorted({**environment, **DISK_OF_MACHINE}.items())
-        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables]
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in self.variables(launch).items()]
         starts = []
         for index, request in enumerate(requests):
-            console = "/dev/null"
-            if "://" not in bootstrap.run_location:
-                folder = _node_folder(Path(bootstrap.run_location), request.node_id)
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / "booted").unlink(missing_ok=True)
-                console = str(folder / "console.log")
+            console = prepared_console(bootstrap.run_location, request.node_id)
             component = [f"--het-group={index}"] if len(requests) > 1 else []
             command = ["srun", *component, *_resources(request), f"--output={console}"]
             starts.append(
@@ -262,13 +233,19 @@ class SlurmProvider(Provider):
         while True:
             try:
                 jobs = jobs_of(self._mark, run_id, with_ended=True)
-                ends = [f"{job.number} {job.because}" for job in jobs if job.machine.is_ended]
-                if ends:
-                    raise _EndedError(
+                if time.monotonic() - renewed_s > self.lease_s / 3:
+                    renewed_s = time.monotonic()
+                    self.renew_lease(run_id, until=self.now() + timedelta(seconds=self.lease_s))
+            except ProvisioningError as problem:
+                # A controller that is away comes back, and the job with it.
+                state = str(problem)
+            else:
+                if ends := [f"{job.number} {job.because}" for job in jobs if job.machine.is_ended]:
+                    raise ProvisioningError(
                         f"the job of run {run_id} ended before it ran: {', '.join(ends)}; {ASK_SLURM}"
                     )
                 if len(jobs) != len(requests):
-                    raise _EndedError(
+                    raise ProvisioningError(
                         f"slurmctld must know the job of run {run_id}, but has forgotten it, as after a restart "
                         f"without its state; restart it with its state, or end what still runs: scancel "
                         f"--name={_name_of(requests[0])}"
@@ -276,24 +253,12 @@ class SlurmProvider(Provider):
                 if all(job.state == RUNNING for job in jobs):
                     return {job.node_id: job for job in jobs}
                 state = next(job.because for job in jobs if job.state != RUNNING)
-                if time.monotonic() - renewed_s > self.lease_s / 3:
-                    renewed_s = time.monotonic()
-                    self.renew_lease(run_id, until=self.now() + timedelta(seconds=self.lease_s))
-            except _EndedError:
-                raise
-            except ProvisioningError as problem:
-                # A controller that is away comes back, and the job with it.
-                state = str(problem)
             if time.monotonic() - began_s > self._wait_s:
                 raise InsufficientCapacityError(
                     f"Slurm did not start the {len(requests)} machines of run {run_id} within "
                     f"{self._wait_s / 60:.3g} minutes ({state}); raise {WAIT_VARIABLE}, or plan with other machines"
                 )
             time.sleep(_POLL_INTERVAL_S)
-
-
-class _EndedError(ProvisioningError):
-    """A job is over, which no wait changes."""
 
 
 def _kind_of(size: str, number: int, count: int) -> MachineKind:
@@ -327,7 +292,3 @@ def _resources(request: NodeRequest) -> list[str]:
     cards = [f"--gres=gpu:{machine.accelerator_count}"] if machine.accelerator_count else []
     memory = f"--mem={machine.memory_bytes // _MIB}M"
     return ["--nodes=1", "--ntasks=1", f"--cpus-per-task={machine.vcpus}", memory, *cards]
-
-
-def _node_folder(run_directory: Path, node_id: str) -> Path:
-    return run_directory / "nodes" / node_id

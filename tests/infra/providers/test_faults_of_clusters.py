@@ -1,4 +1,4 @@
-"""Seeded faults of launches on real daemons of Slurm leave no machine and no unaccounted second, and say one line."""
+"""Seeded faults of launches on real daemons leave no machine and no unaccounted second, and say one line each."""
 
 import random
 import re
@@ -18,12 +18,14 @@ from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.machines.sweeper import sweep
 from infra.providers.base import InsufficientCapacityError
+from infra.providers.ray.provider import RayProvider
 from infra.providers.slurm.provider import SlurmProvider
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap
-from tests.infra.cluster_homes import listed
+from tests.infra.cluster_homes import BEATING, listed
 from tests.paths import PROJECT
-from tests.slurm_cluster import CORES_EACH, slurm_cluster
+from tests.ray_cluster import CORES_EACH, NODES, ray_cluster
+from tests.slurm_cluster import slurm_cluster
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.weekly, pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(400)]
@@ -41,7 +43,7 @@ from infra.machines.lifecycle import running_cluster
 from infra.providers import provider_of
 from infra.workspace import Workspace
 from tests.infra.builders import bootstrap
-from tests.infra.cluster_homes import listed
+from tests.infra.cluster_homes import BEATING, listed
 home, folder, number, selector, cores = sys.argv[1:]
 workspace = Workspace(root=Path(folder))
 provider = provider_of(workspace, home)
@@ -52,7 +54,7 @@ with running_cluster(
     provider,
     planned,
     run_id=f"r{{number}}",
-    bootstrap=bootstrap(workspace.root / "run"),
+    bootstrap=bootstrap(workspace.root / "run", ("-c", BEATING)),
     ledger=Ledger(workspace.root / "ledger.sqlite"),
     caps=Caps(),
     predicted_cost_usd=1.0,
@@ -64,7 +66,9 @@ with running_cluster(
 
 
 class Faults:
-    """A launch on a cluster that meets one of eight kinds of faults."""
+    """A launch on a cluster that meets a fault."""
+
+    provider_type = None
 
     def __init__(self, daemons, folder, seed):
         self.daemons, self.folder, self.number = daemons, folder, seed
@@ -73,19 +77,19 @@ class Faults:
         self.draw = random.Random(seed)
 
     def provider(self, *, wait_s=60.0):
-        provider = SlurmProvider(self.workspace, wait_s=wait_s)
+        provider = self.provider_type(self.workspace, wait_s=wait_s)
         provider.lease_s = LEASE_S
         return provider
 
     def launch(self, *selectors, meanwhile=lambda: None, cores=2, wait_s=60.0):
         """Launch a machine of each selector and end it; return the error, which is one line with a way out."""
-        planned = listed(self.workspace, SlurmProvider.name, *selectors, cores=cores)
+        planned = listed(self.workspace, self.provider_type.name, *selectors, cores=cores)
         try:
             with running_cluster(
                 self.provider(wait_s=wait_s),
                 planned,
                 run_id=f"r{self.number}",
-                bootstrap=bootstrap(self.folder / "run"),
+                bootstrap=bootstrap(self.folder / "run", ("-c", BEATING)),
                 ledger=self.ledger,
                 caps=Caps(),
                 predicted_cost_usd=1.0,
@@ -108,10 +112,13 @@ class Faults:
     @contextmanager
     def flow(self, selector, *, cores=2):
         """Run a flow in a process of its own, which is killed at the end of the block where it lives."""
-        arguments = (SlurmProvider.name, str(self.folder), str(self.number), repr(selector), str(cores))
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        arguments = (self.provider_type.name, str(self.folder), str(self.number), repr(selector), str(cores))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         command = [sys.executable, "-c", FLOW, *arguments]
-        with subprocess.Popen(command, cwd=PROJECT, text=True, **pipes) as flow:
+        with (
+            (self.folder / "flow.log").open("w") as said,
+            subprocess.Popen(command, cwd=PROJECT, text=True, stderr=said, **pipes) as flow,
+        ):
             try:
                 assert flow.stdout.readline() == "begins\n"
                 yield flow
@@ -145,13 +152,25 @@ class Faults:
         entries = self.ledger.entries(run_id=f"r{self.number}")
         assert entries
         assert not [entry for entry in entries if entry.is_open]
-        known = {each.provider_instance_id: each for each in self.provider().remembered_instances([])}
-        for entry in entries:
-            machine = known.get(entry.provider_instance_id or "")
-            if machine is not None and machine.ended_at is not None and entry.launched_at is not None:
-                # Slurm's times are whole seconds.
-                assert entry.launched_at < machine.launched_at + timedelta(seconds=1)
-                assert entry.ended_at >= machine.ended_at
+        self.check_account({entry.node_id: entry for entry in entries})
+
+    def check_account(self, entries):
+        """Check that the ledger has every second in which a node beat."""
+        for beats in (self.folder / "run").glob("beats-*"):
+            moments = [
+                float(line) for line in beats.read_text().splitlines(keepends=True) if line.endswith("\n")
+            ]
+            if moments:
+                entry = entries[beats.name.removeprefix("beats-").rpartition("-")[0]]
+                assert entry.launched_at is not None, f"{moments[-1] - moments[0]:.1f} s are missing: {entry}"
+                assert entry.launched_at.timestamp() <= moments[0]
+                assert moments[-1] <= entry.ended_at.timestamp()
+
+
+class SlurmFaults(Faults):
+    """The faults as Slurm has them."""
+
+    provider_type = SlurmProvider
 
     @contextmanager
     def taken(self):
@@ -254,6 +273,107 @@ class Faults:
         wait_for(are_idle, timeout_s=120, what="idle nodes", poll_s=0.5)
 
 
+class RayFaults(Faults):
+    """The faults as Ray has them."""
+
+    provider_type = RayProvider
+
+    def home_is_away(self):
+        """The head stands still in or after a launch; after a minute, Ray may end the flow with its machines."""
+        import ray
+
+        with self.flow({"resource": "arm"}) as flow:
+            if self.draw.random() < 0.5:
+                time.sleep(self.draw.uniform(0.0, 8.0))
+            else:
+                assert flow.stdout.readline() == "launched\n"
+            ray.shutdown()
+            [head] = [each for each in self.daemons.inside() if each.name() == "gcs_server"]
+            outage_s = self.draw.choice(OUTAGES_S)
+            head.suspend()
+            time.sleep(outage_s)
+            head.resume()
+            flow.stdin.close()
+            status = flow.wait(150)
+        said = (self.folder / "flow.log").read_text()
+        print(
+            f"{self.number} away for {outage_s:.0f} s: the flow ended with {status}\n{said[-1500:]}",
+            flush=True,
+        )
+
+    def node_is_drained(self):
+        self.daemons.add_node("drained")
+        self.provider().list_instances()
+        self.daemons.drain("drained")
+        self.has_no_room({"resource": "drained"})
+        for raylet in self.daemons.raylets("drained"):
+            raylet.kill()
+
+    def queue_is_full(self):
+        import ray
+
+        self.provider().list_instances()
+        taken = ray.util.placement_group([{"CPU": CORES_EACH, "arm": 0.001}])
+        assert taken.wait(60)
+        self.has_no_room({"resource": "arm"})
+        ray.util.remove_placement_group(taken)
+
+    def another_cancels(self):
+        import ray
+
+        def cancel():
+            chosen = self.draw.choice(ray.util.list_named_actors(all_namespaces=True))
+            ray.kill(ray.get_actor(chosen["name"], namespace=chosen["namespace"]))
+
+        assert self.launch({"resource": "epyc"}, {"resource": "xeon"}, meanwhile=cancel) is None
+
+    def pends_without_its_flow(self):
+        import ray
+
+        self.provider().list_instances()
+        taken = ray.util.placement_group([{"CPU": CORES_EACH, "arm": 0.001}])
+        assert taken.wait(60)
+        with self.flow({"resource": "arm"}, cores=CORES_EACH):
+            time.sleep(self.draw.uniform(2.0, 8.0))
+        ray.util.remove_placement_group(taken)
+        wait_for(
+            lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"],
+            timeout_s=60,
+            what="free cores",
+        )
+
+    def group_cannot_be_placed(self):
+        # By hand: one machine has the resource, and each bundle takes all its cores.
+        self.has_no_room(*[{"resource": "arm"}] * self.draw.randrange(2, 5))
+
+    def node_is_down(self):
+        def lose():
+            [raylet] = self.daemons.raylets("arm")
+            raylet.kill()
+            time.sleep(self.draw.uniform(0.0, 15.0))
+
+        assert self.launch({"resource": "arm"}, meanwhile=lose) is None
+
+    def machine_is_unknown(self):
+        self.has_no_room({"resource": "gone"})
+
+    def restore(self):
+        """Add machines in place of lost ones, and wait until all are there and free."""
+        import ray
+
+        for name in NODES:
+            if not self.daemons.raylets(name):
+                self.daemons.add_node(name)
+        self.provider().list_instances()
+
+        def are_free():
+            free = ray.available_resources()
+            is_there = all(free.get(name, 0) >= 1 for name in NODES)
+            return is_there and free.get("CPU") == CORES_EACH * len(NODES)
+
+        wait_for(are_free, timeout_s=120, what="free machines", poll_s=0.5)
+
+
 KINDS = (
     "machine_is_unknown",
     "home_is_away",
@@ -285,4 +405,19 @@ def test_a_fault_of_slurm_leaves_nothing(slurm_daemons, tmp_path, monkeypatch, s
     for name, value in slurm_daemons.environment.items():
         monkeypatch.setenv(name, value)
 
-    meet(Faults(slurm_daemons, tmp_path, seed))
+    meet(SlurmFaults(slurm_daemons, tmp_path, seed))
+
+
+@pytest.fixture(scope="module")
+def ray_daemons():
+    with ray_cluster() as started:
+        yield started
+
+
+@pytest.mark.parametrize("seed", range(NUM_FAULTS))
+def test_a_fault_of_ray_leaves_nothing(ray_daemons, tmp_path, monkeypatch, seed):
+    for name, value in ray_daemons.environment.items():
+        monkeypatch.setenv(name, value)
+
+    with ray_daemons.entered():
+        meet(RayFaults(ray_daemons, tmp_path, seed))

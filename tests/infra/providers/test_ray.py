@@ -188,7 +188,7 @@ def test_a_killed_flow_leaves_neither_actor_nor_process(flow, machines, provider
     assert provider.list_instances() == ()
 
 
-NUM_KILLS, LAST_KILL_S = 50, 4.0
+NUM_KILLS, LAST_KILL_S = 50, 12.0
 
 
 @pytest.mark.weekly

@@ -1,21 +1,30 @@
-"""Trainings on three kinds of machines of Slurm, with daemons that are killed."""
+"""Trainings on three kinds of machines of a cluster, with daemons and machines that are killed."""
 
 import random
+import threading
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.training.monitor import submit_job
+from heterps_core.training.monitor import follow_training, publish_cluster, submit_job
+from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import STEPS
+from infra.billing.caps import Caps
 from infra.ledger.ledger import EntryState
+from infra.providers.ray.provider import RayProvider
 from infra.providers.slurm.provider import SlurmProvider
-from tests.heterps_core.training.node_processes import NUM_STEPS, prepare_clicks
+from tasks.provisioning import Provisioning
+from tasks.running.fleet import Fleet, FleetRun, replaced
+from tests.heterps_core.training.node_processes import NUM_STEPS, prepare_clicks, trained
 from tests.heterps_core.training.test_rows_after_losses import FOLDER_VARIABLE, in_order, noted_steps
-from tests.infra.cluster_homes import Home
+from tests.infra.cluster_homes import KINDS, RUN_ID, Home
+from tests.ray_cluster import ray_cluster
 from tests.slurm_cluster import slurm_cluster
 
 pytestmark = [pytest.mark.weekly, pytest.mark.root, pytest.mark.timeout(600)]
@@ -64,6 +73,9 @@ ROWS = "tests.heterps_core.training.test_rows_after_losses:build_noting"
 class LossyHome(Home):
     """A home whose model notes the rows that it trains, in a run of 1,600 steps."""
 
+    is_interrupted = False
+    """What it loses stops the training, which goes on in another attempt."""
+
     def __init__(self, provider_type, folder, dataset):
         super().__init__(provider_type, folder, dataset)
         config = replace(self.job.config, num_epochs=80)
@@ -79,13 +91,15 @@ class LossyHome(Home):
 
         def on_progress(progress):
             if self.lost_at is not None:
+                if progress.attempt < self.next_attempt:
+                    return
                 self.seconds.append(time.monotonic() - self.lost_at)
                 self.next_step = progress.step + self.draw.randrange(11, 16)
                 self.lost_at = None
             elif len(self.seconds) < NUM_LOSSES and progress.step >= self.next_step:
                 time.sleep(self.draw.uniform(0.0, 0.5))
+                self.lost_at, self.next_attempt = time.monotonic(), progress.attempt + self.is_interrupted
                 lose(self)
-                self.lost_at = time.monotonic()
 
         return on_progress
 
@@ -137,4 +151,76 @@ def test_each_row_is_trained_once_where_twenty_daemons_of_slurm_are_killed(
     assert len(home.seconds) == NUM_LOSSES
     assert home.wrong_steps(dataset, notes) == []
     assert commands.queue() == []
+    assert {entry.state for entry in home.ledger.entries()} == {EntryState.ENDED}
+
+
+class ReplacedHome(LossyHome):
+    """A home whose lost machines are replaced, as in a night."""
+
+    is_interrupted = True
+
+    def train(self, disturb):
+        bought = Provisioning(
+            cloud_plan=self.plan,
+            launch_plan=self.plan,
+            launch_stages=self.job.stages,
+            predicted_cost_usd=1.0,
+            is_dry_run=False,
+        )
+        run = FleetRun(
+            workspace=self.workspace,
+            run_id=RUN_ID,
+            directory=self.run,
+            provider_name=self.provider.name,
+            region="",
+            model=ROWS,
+            caps=Caps(),
+            problem=None,
+            num_steps=1_600,
+        )
+        with ExitStack() as machines:
+            fleet = Fleet(machines.enter_context(self.running()), bought)
+            while True:
+                publish_cluster(self.run, fleet.cluster)
+                outcome = follow_training(self.run, fleet.cluster, on_progress=disturb)
+                if not isinstance(outcome, MachinesLost):
+                    return trained(outcome)
+                print(
+                    f"{time.monotonic() - self.lost_at:.2f} s", outcome.message, outcome.node_ids, flush=True
+                )
+                if outcome.node_ids:
+                    fleet = machines.enter_context(replaced(run, fleet, outcome.node_ids))
+                else:
+                    fleet = replace(fleet, cluster=fleet.cluster.next_generation())
+                print(f"{time.monotonic() - self.lost_at:.2f} s: the machines are complete", flush=True)
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    with ray_cluster() as started, started.entered():
+        for name, value in started.environment.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+@pytest.mark.timeout(3000)
+def test_each_row_is_trained_once_where_twenty_machines_of_ray_are_killed(machines, dataset, tmp_path, notes):
+    home = ReplacedHome(RayProvider, tmp_path / "ray", dataset)
+
+    def lose(home):
+        kind = home.draw.choice(KINDS)
+        for raylet in machines.raylets(kind):
+            # A machine is lost with all its processes: nodes outlive their raylet alone.
+            for process in [raylet, *raylet.children(recursive=True)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        print(f"{kind} is lost", flush=True)
+        threading.Thread(target=machines.add_node, args=(kind,)).start()
+
+    home.train(home.disturbed(lose))
+
+    print(f"next steps after {sorted(round(each, 2) for each in home.seconds)} s")
+    assert len(home.seconds) == NUM_LOSSES
+    assert home.wrong_steps(dataset, notes) == []
+    assert home.provider.list_instances() == ()
     assert {entry.state for entry in home.ledger.entries()} == {EntryState.ENDED}
