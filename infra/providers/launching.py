@@ -163,7 +163,7 @@ def _last_said(folder: Path | None) -> str:
     with suppress(OSError, IndexError):
         console = folder / _CONSOLE
         return f"its console {console} ends with: {console.read_text(errors='replace').split(chr(10))[-2]}"
-    return f"it printed nothing: {folder} must be shared by all machines"
+    return f"it printed nothing into {folder}, which all machines must share"
 
 
 def workspace_mark(workspace: Workspace) -> str:

@@ -295,11 +295,9 @@ class RayFaults(Faults):
             head.resume()
             flow.stdin.close()
             status = flow.wait(150)
-        said = (self.folder / "flow.log").read_text()
-        print(
-            f"{self.number} away for {outage_s:.0f} s: the flow ended with {status}\n{said[-1500:]}",
-            flush=True,
-        )
+        *_, said = ["", *(self.folder / "flow.log").read_text().splitlines()]
+        print(f"{self.number} away for {outage_s:.0f} s: the flow ended with {status}: {said}", flush=True)
+        assert status == 0 or re.search(r"Error: .*; ", said)
 
     def node_is_drained(self):
         self.daemons.add_node("drained")

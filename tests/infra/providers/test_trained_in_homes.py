@@ -98,6 +98,9 @@ class LossyHome(Home):
                 self.lost_at = None
             elif len(self.seconds) < NUM_LOSSES and progress.step >= self.next_step:
                 time.sleep(self.draw.uniform(0.0, 0.5))
+                print(
+                    f"{time.monotonic():.2f} s: step {progress.step}, attempt {progress.attempt}", flush=True
+                )
                 self.lost_at, self.next_attempt = time.monotonic(), progress.attempt + self.is_interrupted
                 lose(self)
 
@@ -185,18 +188,17 @@ class ReplacedHome(LossyHome):
                 outcome = follow_training(self.run, fleet.cluster, on_progress=disturb)
                 if not isinstance(outcome, MachinesLost):
                     return trained(outcome)
-                print(
-                    f"{time.monotonic() - self.lost_at:.2f} s", outcome.message, outcome.node_ids, flush=True
-                )
+                print(f"{time.monotonic():.2f} s", outcome.message, outcome.node_ids, flush=True)
                 if outcome.node_ids:
                     fleet = machines.enter_context(replaced(run, fleet, outcome.node_ids))
                 else:
                     fleet = replace(fleet, cluster=fleet.cluster.next_generation())
-                print(f"{time.monotonic() - self.lost_at:.2f} s: the machines are complete", flush=True)
+                print(f"{time.monotonic():.2f} s: the machines are complete", flush=True)
 
 
 @pytest.fixture
-def machines(monkeypatch):
+def machines(notes, monkeypatch):
+    # After the variable of the notes, which nodes inherit from their raylets.
     with ray_cluster() as started, started.entered():
         for name, value in started.environment.items():
             monkeypatch.setenv(name, value)
