@@ -7,7 +7,7 @@ parts. Layers that run in one process need no buffer between them: `training/pip
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +41,20 @@ class GraphBlock(nn.Module):
         root: The model, whose submodules and parameters the operations name.
         graph: A placeholder for each of `inputs`, and a tuple of `outputs`.
         inputs, outputs: In the order of columns.
+        made_again: What an earlier part made too, as that is cheaper than to let it travel.
     """
 
     def __init__(
-        self, root: nn.Module, graph: fx.Graph, *, inputs: Sequence[LiveTensor], outputs: Sequence[LiveTensor]
+        self,
+        root: nn.Module,
+        graph: fx.Graph,
+        *,
+        inputs: Sequence[LiveTensor],
+        outputs: Sequence[LiveTensor],
+        made_again: Sequence[LiveTensor] = (),
     ) -> None:
         super().__init__()
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.inputs, self.outputs, self.made_again = tuple(inputs), tuple(outputs), tuple(made_again)
         self.add_module(_BODY, fx.GraphModule(root, graph))
 
     @property
@@ -58,6 +65,12 @@ class GraphBlock(nn.Module):
     def submodule_path(self, name: str) -> str:
         """Return where in this block something of the user's model is."""
         return f"{_BODY}.{name}"
+
+    def leave_out(self, constants: Iterable[str]) -> None:
+        """Leave constants out of checkpoints, which have them of an earlier part."""
+        for path in constants:
+            holder, _, name = path.rpartition(".")
+            self._body.get_submodule(holder)._non_persistent_buffers_set.add(name)
 
     def forward(self, packed_BW: Tensor) -> Tensor:
         """Return the outputs side by side [B, W'] for the inputs side by side [B, W]."""

@@ -8,22 +8,20 @@ are merged: see `_Line`.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 
-import torch
 from torch import Tensor, fx, nn
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.graph_block import GraphBlock, LiveTensor
 from heterps_core.models.module_tracing import Probe, traced
 from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.values_made_again import ROW_COUNTS, make_where_used, width_of
 
 _COMPUTES = ("call_function", "call_method", "call_module")
-
-_ROW_COUNTS = (2, 3)
-"""Synthetic rows of two runs: a size that follows them is the number of rows."""
 
 
 def chain_of(model: str, module: nn.Module) -> nn.Sequential:
@@ -54,12 +52,12 @@ class _Line:
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph) -> None:
         self._model, self._module = model, module
         module.eval()
-        probes = [Probe(model, module, graph, num_rows=num_rows) for num_rows in _ROW_COUNTS]
+        probes = [Probe(model, module, graph, num_rows=num_rows) for num_rows in ROW_COUNTS]
         for probe in probes:
             probe.run(None)
         module.train()
         self._found = [probe.found for probe in probes]
-        _move_views_to_users(graph, probes)
+        self._originals = make_where_used(graph, probes)
         self._nodes = _in_line(graph)
         self._output: fx.Node = next(node for node in graph.nodes if node.op == "output")
         position_of = {node: position for position, node in enumerate(self._nodes)}
@@ -67,7 +65,12 @@ class _Line:
             node: max((self._position_of_use(user, position_of) for user in node.users), default=-1)
             for node in self._nodes
         }
-        self._whole_spans = [*self._spans_of_writes(probes[0], position_of), *self._spans_of_parameters()]
+        self._made: set[fx.Node] = set()
+        self._held: set[str] = set()
+        self._whole_spans = [
+            *self._spans_of_writes(probes[0], position_of),
+            *self._spans_of_parameters(probes[0]),
+        ]
 
     def chain(self) -> nn.Sequential:
         """Return the layers."""
@@ -88,16 +91,43 @@ class _Line:
         embedding = self._embedding(self._nodes[first])
         if embedding is not None:
             return embedding.in_chain(self._described(inputs), self._described(outputs))
-        graph = fx.Graph()
+        graph, nodes = fx.Graph(), self._nodes[first:stop]
         copies = {node: graph.placeholder(node.name) for node in inputs}
-        for node in self._nodes[first:stop]:
+        for node in nodes:
             for needed in node.all_input_nodes:
                 if needed.op == "get_attr" and needed not in copies:
                     copies[needed] = graph.node_copy(needed)
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            # Copies of one operation bear its name: a stage runs the first of them.
+            original = self._originals.get(node, node)
+            if original not in copies:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+                copies[original] = graph.create_node(node.op, node.target, args, kwargs, original.name)
+                assert copies[original].name == original.name
+            copies[node] = copies[original]
         graph.output(tuple(copies[node] for node in outputs))
-        return GraphBlock(
-            self._module, graph, inputs=self._described(inputs), outputs=self._described(outputs)
+        again = [self._originals[node] for node in nodes if self._is_made_again(node)]
+        self._made |= {self._originals.get(node, node) for node in nodes}
+        block = GraphBlock(
+            self._module,
+            graph,
+            inputs=self._described(inputs),
+            outputs=self._described(outputs),
+            made_again=self._described([*dict.fromkeys(again)]),
+        )
+        constants = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        block.leave_out(constants & self._held)
+        self._held |= constants
+        return block
+
+    def _is_made_again(self, node: fx.Node) -> bool:
+        """Tell whether a part uses a value without gradient that an earlier one made already."""
+        value = self._found[0][node]
+        return (
+            self._originals.get(node) in self._made
+            and any(user not in self._originals for user in node.users)
+            and isinstance(value, Tensor)
+            and value.shape[:1] == ROW_COUNTS[:1]
+            and not value.requires_grad
         )
 
     def _cuts(self) -> Iterator[int]:
@@ -134,14 +164,7 @@ class _Line:
             if first <= position < last:
                 return what
         for node in self._live(position):
-            values = [found[node] for found in self._found]
-            tensors = [value for value in values if isinstance(value, Tensor)]
-            if (
-                len(tensors) < len(values)
-                or any(tensor.dtype is not torch.float32 for tensor in tensors)
-                or [tensor.shape[:1] for tensor in tensors] != [(num_rows,) for num_rows in _ROW_COUNTS]
-                or tensors[0].shape[1:] != tensors[1].shape[1:]
-            ):
+            if math.isinf(width_of([found[node] for found in self._found])):
                 return f"{node.name} is no float32 tensor with a row for each row of the batch"
         return ""
 
@@ -167,8 +190,10 @@ class _Line:
         return module if isinstance(module, SlotEmbedding) else None
 
     def _is_heavy(self, node: fx.Node) -> bool:
-        """Tell whether an operation is a module or multiplies by parameters; to add a bias is neither."""
-        return node.op == "call_module" or any(
+        """Tell whether an operation is a module or multiplies by parameters; a bias or a norm of a row is neither."""
+        if node.op == "call_module":
+            return not isinstance(self._module.get_submodule(str(node.target)), nn.LayerNorm | nn.RMSNorm)
+        return node not in self._originals and any(
             needed.op == "get_attr" and _needed_value(self._module, str(needed.target)).ndim > 1
             for needed in node.all_input_nodes
         )
@@ -178,25 +203,31 @@ class _Line:
     ) -> Iterator[tuple[int, int, str]]:
         for writer, changed in probe.written.items():
             # A buffer that is packed after the writer holds what it wrote.
-            places = [position_of[node] for node in [writer, *changed]]
+            places = [position_of[node] for node in [writer, *changed] if node in position_of]
             yield min(places), max(places), f"{writer.name} writes in place to {changed[0].name}"
 
-    def _spans_of_parameters(self) -> Iterator[tuple[int, int, str]]:
+    def _spans_of_parameters(self, probe: Probe) -> Iterator[tuple[int, int, str]]:
+        written = {id(probe.found[node]) for nodes in probe.written.values() for node in nodes}
         uses: dict[int, list[tuple[int, str]]] = {}
+        changing: set[int] = set()
         for position, node in enumerate(self._nodes):
             held: dict[str, Tensor] = {}
             if node.op == "call_module" and self._embedding(node) is None:
                 module = self._module.get_submodule(str(node.target))
                 held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 held = {f"{node.target}.{name}": value for name, value in held.items()}
+                changing |= {id(value) for value in held.values()}
             for needed in node.all_input_nodes:
                 if needed.op == "get_attr":
-                    held[str(needed.target)] = _needed_value(self._module, str(needed.target))
+                    value = held[str(needed.target)] = _needed_value(self._module, str(needed.target))
+                    if isinstance(value, nn.Parameter) or id(value) in written:
+                        changing.add(id(value))
             for name, value in held.items():
                 uses.setdefault(id(value), []).append((position, name))
-        for places in uses.values():
+        # A constant that operations read is in each part that needs it.
+        for key, places in uses.items():
             (first, name), (last, _) = places[0], places[-1]
-            if first < last:
+            if first < last and key in changing:
                 yield first, last, f"{name} is used on both sides"
 
 
@@ -206,47 +237,6 @@ def _needed_value(module: nn.Module, path: str) -> Tensor:
     value = getattr(module.get_submodule(holder), name)
     assert isinstance(value, Tensor)
     return value
-
-
-def _move_views_to_users(graph: fx.Graph, probes: Sequence[Probe]) -> None:
-    """Make views of a tensor where they are used, while that tensor is needed there or later anyway.
-
-    It then travels once. Operations whose results are not used are left out.
-    """
-    found = probes[0].found
-    written = {node for nodes in probes[0].written.values() for node in nodes}
-    order: dict[fx.Node, int] = {node: place for place, node in enumerate(graph.nodes)}
-    views: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if _is_view(node, found) and node not in written:
-            (viewed,) = node.all_input_nodes
-            views[node] = [*views.get(viewed, []), node]
-    for node, chain in views.items():
-        (root,) = chain[0].all_input_nodes
-        needed_until = max((order.get(user, -1) for user in root.users if user not in chain), default=-1)
-        for user in [user for user in node.users if user not in views and order[user] <= needed_until]:
-            made: dict[fx.Node, fx.Node] = {root: root}
-            with graph.inserting_before(user):
-                for view in chain:
-                    made[view] = graph.node_copy(view, made.__getitem__)
-                    for probe in probes:
-                        probe.found[made[view]] = probe.found[view]
-            user.replace_input_with(node, made[node])
-    for node in reversed(list(graph.nodes)):
-        if node.op in _COMPUTES and not node.users and node not in probes[0].written:
-            graph.erase_node(node)
-
-
-def _is_view(node: fx.Node, found: Mapping[fx.Node, object]) -> bool:
-    if node.op not in ("call_function", "call_method") or len(node.all_input_nodes) != 1:
-        return False
-    made, viewed = found[node], found[node.all_input_nodes[0]]
-    return (
-        isinstance(made, Tensor)
-        and isinstance(viewed, Tensor)
-        and node.all_input_nodes[0].op != "get_attr"
-        and made.untyped_storage().data_ptr() == viewed.untyped_storage().data_ptr()
-    )
 
 
 def _in_line(graph: fx.Graph) -> list[fx.Node]:

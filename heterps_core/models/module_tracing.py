@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -131,7 +133,8 @@ class Probe(fx.Interpreter):
 
     Attributes:
         found: What each operation returned.
-        written: By an operation that writes in place, the operations whose results it changed.
+        written: By an operation that writes in place, the operations and constants whose values it changed.
+        plain: Operations of torch alone that multiply no matrices and draw no random numbers.
     """
 
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph, *, num_rows: int) -> None:
@@ -142,16 +145,13 @@ class Probe(fx.Interpreter):
         self._generator = torch.Generator().manual_seed(0)
         self.found: dict[fx.Node, object] = {}
         self.written: dict[fx.Node, list[fx.Node]] = {}
+        self.plain: set[fx.Node] = set()
 
     def run_node(self, n: fx.Node) -> Any:
         """Run an operation, embeddings without their tables."""
         if n.op == "placeholder":
             return None
-        made = {
-            node: value
-            for node, value in self.found.items()
-            if isinstance(value, Tensor) and node.op != "get_attr"
-        }
+        made = {node: value for node, value in self.found.items() if isinstance(value, Tensor)}
         versions = {node: value._version for node, value in made.items()}
         if n.op == "call_module" and isinstance(embedding := self.fetch_attr(str(n.target)), SlotEmbedding):
             # Not a leaf of autograd, which a later operation could not change in place.
@@ -159,7 +159,11 @@ class Probe(fx.Interpreter):
             result: Any = torch.randn(shape, generator=self._generator).requires_grad_().clone()
         else:
             try:
-                result = super().run_node(n)
+                operations = _Operations()
+                with operations:
+                    result = super().run_node(n)
+                if operations.are_plain:
+                    self.plain.add(n)
             except Exception as error:
                 shapes = [
                     f"(rows, {', '.join(map(str, value.shape[1:]))})"
@@ -175,3 +179,17 @@ class Probe(fx.Interpreter):
             self.written[n] = changed
         self.found[n] = result
         return result
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells whether all operations are torch's own, multiply no matrices and draw no random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.are_plain = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        if func.namespace not in ("aten", "prim") or is_random or func.overloadpacket in flop_registry:
+            self.are_plain = False
+        return func(*args, **(kwargs or {}))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from itertools import pairwise
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.models.chain import build_chain
-from heterps_core.models.graph_block import GraphBlock
+from heterps_core.models.graph_block import GraphBlock, LiveTensor
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.planning.cost_model.evaluation import StageEvaluation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
@@ -221,17 +221,28 @@ def gates_table(decision: PromotionDecision) -> Table:
 def cuts_table(model: str, features: FeatureSpec, stages: Sequence[Stage]) -> Table | None:
     """Return the tensors at each cut with their shape for one sample; None where a plan has one stage.
 
-    A layer of a Sequential gives one tensor, which has the layer's name.
+    A layer of a Sequential gives one tensor, which has the layer's name. Beside them stands what the stage after the
+    cut makes again, as that is cheaper than to send it.
     """
     layers = list(build_chain(model, features, seed=0).named_children())
     rows = []
     for before, after in pairwise(stages):
         name, layer = layers[before.last_layer]
         outputs = layer.outputs if isinstance(layer, GraphBlock | SlotEmbedding) else ()
-        tensors = [f"{each.name} {'x'.join(map(str, each.shape))}" for each in outputs]
-        rows.append((f"{name} | {layers[after.first_layer][0]}", ", ".join(tensors) or name))
-    caption = "What crosses each cut"
-    return Table(caption=caption, columns={"cut": "", "tensors": ""}, rows=rows) if rows else None
+        earlier, stage = (
+            [layer for _, layer in part if isinstance(layer, GraphBlock)]
+            for part in (layers[: after.first_layer], layers[after.first_layer : after.last_layer + 1])
+        )
+        made = {node.name for block in earlier for node in block.graph.nodes}
+        again = dict.fromkeys(each for block in stage for each in block.made_again if each.name in made)
+        cut = f"{name} | {layers[after.first_layer][0]}"
+        rows.append((cut, _tensors_text(outputs) or name, _tensors_text(again) or "-"))
+    columns = {"cut": "", "tensors": "", "made again": ""}
+    return Table(caption="What crosses each cut", columns=columns, rows=rows) if rows else None
+
+
+def _tensors_text(tensors: Iterable[LiveTensor]) -> str:
+    return ", ".join(f"{each.name} {'x'.join(map(str, each.shape))}" for each in tensors)
 
 
 def _layers_of(problem: SchedulingProblem, part: StageEvaluation) -> str:

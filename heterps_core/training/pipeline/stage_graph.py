@@ -64,8 +64,10 @@ def _add_block(graph: fx.Graph, path: str, block: GraphBlock, live: dict[str, fx
             (leaving,) = node.args
             for value, made in zip(block.outputs, leaving, strict=True):
                 live[value.name] = copies[made]
+        elif node.name in live:
+            copies[node] = live[node.name]
         else:
-            copy = copies[node] = graph.node_copy(node, copies.__getitem__)
+            copy = copies[node] = live[node.name] = graph.node_copy(node, copies.__getitem__)
             if node.op in ("call_module", "get_attr"):
                 copy.target = f"{path}.{block.submodule_path(node.target)}"
 

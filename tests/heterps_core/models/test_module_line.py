@@ -102,7 +102,35 @@ class MakesAMask(Model):
         return self.output(hidden.masked_fill(is_large, 0.0))
 
 
-MODELS = [Branches, TwiceTheSameWeights, WritesInPlace, AsksForValuesInside, MakesAMask]
+class SharesAMask(Model):
+    """A mask from sizes, positions and a column, as attention over a history has, used in two layers."""
+
+    def __init__(self, features: FeatureSpec) -> None:
+        super().__init__(features)
+        del self.hidden, self.other
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.output = nn.Linear(12, 1)
+        self.register_buffer("causal", torch.ones(3, 3).tril())
+
+    def forward(self, batch):
+        columns = self.embedding(batch)
+        vectors = columns[:, :12].unflatten(1, (3, 4))
+        is_there = torch.arange(vectors.size(1), device=columns.device) < 3 * columns[:, -1:].abs()
+        mask = (is_there.unsqueeze(1) * self.causal).expand(columns.shape[0], -1, -1)
+        for layer in (self.first, self.second):
+            vectors = vectors + layer((vectors @ vectors.transpose(1, 2) * mask) @ vectors)
+        return self.output(vectors.flatten(1) * (is_there.to(vectors.dtype).sum(1, keepdim=True) + 1))
+
+
+class DrawsAMask(SharesAMask):
+    def forward(self, batch):
+        columns = self.embedding(batch)
+        vectors = columns[:, :12].unflatten(1, (3, 4))
+        noise = torch.rand_like(columns[:, -1:]).unsqueeze(2)
+        return self.output((self.second(self.first(vectors) * noise) * noise).flatten(1))
+
+
+MODELS = [Branches, TwiceTheSameWeights, WritesInPlace, AsksForValuesInside, MakesAMask, SharesAMask]
 
 
 def path_of(model):
@@ -201,9 +229,29 @@ def test_layers_are_merged_where_a_boundary_cannot_be_cut(model, names):
     assert [name for name, _ in chain.named_children()] == names
 
 
-def test_checkpoints_name_parameters_as_the_module_does():
-    chain = build_chain(path_of(Branches), FEATURES, seed=0)
-    module = load_builder(path_of(Branches))(FEATURES)
+def test_a_mask_is_made_again_in_each_layer_from_the_column_that_it_follows():
+    chain = build_chain(path_of(SharesAMask), FEATURES, seed=0)
+
+    live = [sorted(value.width for value in layer.outputs) for layer in chain]
+    again = [[value.shape for value in layer.made_again] for layer in list(chain)[1:]]
+    assert [name for name, _ in chain.named_children()] == ["embedding", "first", "second", "output"]
+    # The vectors, and what follows from the last column, of which each layer makes its mask.
+    assert live == [[14], [1, 12], [12], [1]]
+    assert again == [[], [(3, 3)], []]
+    stage = StageLayers(list(chain)[1:])
+    assert str(stage._run.__self__.code).count("torch.arange") == 1
+
+
+def test_random_numbers_are_drawn_once():
+    chain = build_chain(path_of(DrawsAMask), FEATURES, seed=0)
+
+    assert not any(layer.made_again for layer in list(chain)[1:])
+
+
+@pytest.mark.parametrize("model", [Branches, SharesAMask])
+def test_checkpoints_name_parameters_as_the_module_does(model):
+    chain = build_chain(path_of(model), FEATURES, seed=0)
+    module = load_builder(path_of(model))(FEATURES)
 
     found = {
         tensor_name(name, layer, key): value.shape
@@ -212,7 +260,7 @@ def test_checkpoints_name_parameters_as_the_module_does():
     }
 
     assert found == {name: value.shape for name, value in module.state_dict().items()}
-    assert isinstance(chain.hidden, GraphBlock)
+    assert isinstance(chain.output, GraphBlock)
 
 
 class ReadsTheBatch(Model):

@@ -29,7 +29,7 @@ def test_each_tensor_at_a_cut_of_a_traced_model_is_named_with_its_shape():
 
     assert table is not None
     assert [row[0] for row in table.rows] == [f"{names[0]} | {names[1]}", f"{names[1]} | {names[2]}"]
-    for cut, (_, tensors) in enumerate(table.rows):
+    for cut, (_, tensors, again) in enumerate(table.rows):
         widths = []
         for each in str(tensors).split(", "):
             name, shape = each.split(" ")
@@ -38,6 +38,7 @@ def test_each_tensor_at_a_cut_of_a_traced_model_is_named_with_its_shape():
             for size in shape.split("x"):
                 width *= int(size)
             widths.append(width)
+        assert again == "-"
         # The next layer takes all of them side by side, and nothing else.
         assert sum(widths) == sum(value.width for value in chain[cut + 1].inputs)
 
@@ -46,6 +47,19 @@ def test_a_cut_of_a_sequential_has_the_name_of_the_layer_before_it():
     table = cuts_table("ctrdnn", FEATURES, stages(0, 3, num_layers=8))
 
     assert table is not None
-    [(cut, tensors)] = table.rows
+    [(cut, tensors, _)] = table.rows
     assert cut == "fc1 | fc2" or cut.startswith("relu1 | ")
     assert tensors == str(cut).split(" | ")[0]
+
+
+def test_a_mask_that_a_later_stage_makes_again_stands_beside_what_crosses():
+    model = "tests.heterps_core.models.test_module_line:SharesAMask"
+    few = FeatureSpec(num_dense=2, slot_rows=(5, 7, 9))
+
+    table = cuts_table(model, few, stages(0, 2, num_layers=4))
+
+    assert table is not None
+    [(cut, tensors, again)] = table.rows
+    assert cut == "first | second"
+    assert "12" not in str(again)
+    assert str(again).endswith(" 3x3")
