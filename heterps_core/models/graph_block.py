@@ -67,7 +67,7 @@ class GraphBlock(nn.Module):
         return f"{_BODY}.{name}"
 
     def leave_out(self, constants: Iterable[str]) -> None:
-        """Leave constants out of checkpoints, which have them of an earlier part."""
+        """Leave constants out of checkpoints, which have them of an earlier part or do not need them."""
         for path in constants:
             holder, _, name = path.rpartition(".")
             self._body.get_submodule(holder)._non_persistent_buffers_set.add(name)

@@ -66,7 +66,7 @@ class _Line:
             for node in self._nodes
         }
         self._made: set[fx.Node] = set()
-        self._held: set[str] = set()
+        self._unsaved = set(module.state_dict())
         self._whole_spans = [
             *self._spans_of_writes(probes[0], position_of),
             *self._spans_of_parameters(probes[0]),
@@ -114,9 +114,9 @@ class _Line:
             outputs=self._described(outputs),
             made_again=self._described([*dict.fromkeys(again)]),
         )
-        constants = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-        block.leave_out(constants & self._held)
-        self._held |= constants
+        held = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        block.leave_out(held - self._unsaved)
+        self._unsaved -= held
         return block
 
     def _is_made_again(self, node: fx.Node) -> bool:
@@ -124,7 +124,7 @@ class _Line:
         value = self._found[0][node]
         return (
             self._originals.get(node) in self._made
-            and any(user not in self._originals for user in node.users)
+            and any(self._originals.get(user, user) not in self._made for user in node.users)
             and isinstance(value, Tensor)
             and value.shape[:1] == ROW_COUNTS[:1]
             and not value.requires_grad

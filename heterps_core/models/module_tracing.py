@@ -74,7 +74,7 @@ def _traced(model: str, module: nn.Module) -> fx.Graph:
     whole: set[str] = set()
     while True:
         try:
-            graphs = [_Tracer(whole).trace(module.train(mode)) for mode in (False, True)]
+            graphs = [_Tracer(whole).trace(_without_constants(module).train(mode)) for mode in (False, True)]
             break
         except _UntraceableError as found:
             whole.add(found.path)
@@ -91,6 +91,13 @@ def _traced(model: str, module: nn.Module) -> fx.Graph:
             f"that do, such as torch.nn.Dropout"
         )
     return graph
+
+
+def _without_constants(module: nn.Module) -> nn.Module:
+    """Return a module without the constants of an earlier trace, so that the next one gives the same names."""
+    for name in [name for name in vars(module) if name.startswith("_tensor_constant")]:
+        delattr(module, name)
+    return module
 
 
 def _where(error: Exception) -> str:
@@ -187,6 +194,11 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.are_plain = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch loads its compiler first.
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         is_random = torch.Tag.nondeterministic_seeded in func.tags

@@ -94,10 +94,7 @@ class _Uses:
     def _is_of_any_tensor(self, node: fx.Node) -> bool:
         """Tell whether a value is a size, type or device that any tensor of the batch shows, or always the same."""
         first, second = self._values(node)
-        if isinstance(first, torch.Size) and isinstance(second, torch.Size) and len(first) == len(second):
-            return all(pair == ROW_COUNTS or pair[0] == pair[1] for pair in zip(first, second, strict=True))
-        is_number = isinstance(first, int) and not isinstance(first, bool)
-        is_known = is_number or isinstance(first, torch.dtype | torch.device)
+        is_known = isinstance(first, int | torch.dtype | torch.device) and not isinstance(first, bool)
         return is_known and (first == second or (first, second) == ROW_COUNTS)
 
     def _is_view(self, node: fx.Node) -> bool:
@@ -160,26 +157,20 @@ class _Uses:
 
     def _copy(self, node: fx.Node, place: int, made: dict[fx.Node, Argument]) -> Argument:
         """Add an operation on copies of its inputs, or ask a tensor that is there for a size, type or device."""
-        first, second = self._values(node)
-        if isinstance(first, Tensor):
+        values = self._values(node)
+        if isinstance(values[0], Tensor):
             copy = self._graph.node_copy(node, lambda each: made.get(each, each))
             self._originals[copy] = node
-            return self._noted(copy, first, second)
-        beside = next((each for each in self._place if self._travels_to(each, place)), None)
-        if beside is None:
-            return node
-        if isinstance(first, torch.device) or first is torch.float32:
-            name = "device" if isinstance(first, torch.device) else "dtype"
-            return self._noted(self._graph.call_function(getattr, (beside, name)), first, second)
-        rows = self._noted(self._graph.call_method("size", (beside, 0)), *ROW_COUNTS)
-        if isinstance(first, torch.Size) and isinstance(second, torch.Size):
-            return tuple(size if size == other else rows for size, other in zip(first, second, strict=True))
-        return first if first == second else rows  # type: ignore[return-value]
-
-    def _travels_to(self, node: fx.Node, place: int) -> bool:
-        return self._place[node] < place <= self._last_use[node] and self._width(node) < math.inf
-
-    def _noted(self, copy: fx.Node, *values: object) -> fx.Node:
+        else:
+            is_there = (each for each in self._place if self._place[each] < place <= self._last_use[each])
+            beside = next((each for each in is_there if self._width(each) < math.inf), None)
+            is_kept = isinstance(values[0], torch.device) or values[0] is torch.float32
+            if beside is None or (values[0] == values[1] and not is_kept):
+                return node if beside is None else values[0]  # type: ignore[return-value]
+            copy = self._graph.call_method("size", (beside, 0))
+            if is_kept:
+                name = "device" if isinstance(values[0], torch.device) else "dtype"
+                copy = self._graph.call_function(getattr, (beside, name))
         for probe, value in zip(self._probes, values, strict=True):
             probe.found[copy] = value
         return copy

@@ -59,7 +59,7 @@ def test_a_mask_that_a_later_stage_makes_again_stands_beside_what_crosses():
     table = cuts_table(model, few, stages(0, 2, num_layers=4))
 
     assert table is not None
-    [(cut, tensors, again)] = table.rows
+    [(cut, _, again)] = table.rows
     assert cut == "first | second"
     assert "12" not in str(again)
     assert str(again).endswith(" 3x3")
