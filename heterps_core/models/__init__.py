@@ -21,10 +21,13 @@ CTR_MODELS: dict[str, str] = {
     "dlrm": "heterps_core.models.architectures.dlrm:DLRM",
     "dcnv2": "heterps_core.models.architectures.dcn:DCN",
     "xdeepfm": "heterps_core.models.architectures.xdeepfm:XDeepFM",
-    "finalmlp": "heterps_core.models.architectures.final_mlp:FinalMLP",
-    "autoint": "heterps_core.models.architectures.autoint:AutoInt",
     "din": "heterps_core.models.architectures.din:DIN",
     "mmoe": "heterps_core.models.architectures.mmoe:MMoE",
+    "ple": "heterps_core.models.architectures.ple:PLE",
+    "rankmixer": "heterps_core.models.architectures.rank_mixer:RankMixer",
+    "wukong": "heterps_core.models.architectures.wukong:Wukong",
+    "sasrec": "heterps_core.models.architectures.sasrec:SASRec",
+    "hstu": "heterps_core.models.architectures.hstu:HSTU",
 }
 """Click models: everything in the line works with them."""
 

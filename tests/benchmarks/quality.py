@@ -35,7 +35,7 @@ from tests.benchmarks.quality_streams import history_stream, two_label_stream
 
 MODELS = (
     *("cross-deep", "lr", "wide-deep", "deepfm", "dlrm", "dcnv2", "xdeepfm"),
-    *("finalmlp", "autoint", "din", "mmoe", "ctrdnn", "2emb"),
+    *("rankmixer", "wukong", "din", "mmoe", "ple", "ctrdnn", "2emb"),
 )
 """Without `ctrdnn-16`, `matchnet` and `nce`, on which plans are compared. `din` has no sequence here."""
 

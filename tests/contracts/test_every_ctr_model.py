@@ -177,4 +177,7 @@ def test_a_model_takes_lists_sequences_and_two_labels_without_dense_features(mod
     logits = run_layers(chain, RICH_BATCH, None)
 
     assert logits.shape == (3, 2)
+    for cut in range(1, len(chain)):
+        crossing = run_layers(list(chain)[:cut], RICH_BATCH, None)
+        assert torch.equal(run_layers(list(chain)[cut:], RICH_BATCH, crossing), logits)
     torch.testing.assert_close(logits, plain_model(model, RICH, seed=1)(RICH_BATCH), rtol=1e-5, atol=1e-6)

@@ -150,57 +150,6 @@ class DotInteraction(nn.Module):
         return products_BFF.flatten(1).index_select(1, self.pairs)
 
 
-class Gate(nn.Module):
-    """Weights of the columns of a stream, which a learned context gives: 2 * sigmoid(W c + b), 1 at the start."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weights = nn.Parameter(torch.zeros(width))
-
-    def forward(self, columns_BW: Tensor) -> Tensor:
-        """Return [B, W]; a context that is one learned vector for all rows makes one learned weight for a column."""
-        return columns_BW * (2 * self.weights.sigmoid())
-
-
-class BilinearFusion(nn.Module):
-    """The logit of two streams: what each gives alone, and for each head what the products of their parts give."""
-
-    def __init__(self, width: int, *, heads: int, num_labels: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first = nn.Linear(width, num_labels)
-        self.second = nn.Linear(width, num_labels, bias=False)
-        part = width // heads
-        self.products = nn.Parameter(torch.empty(num_labels, heads, part, part).normal_(0, part**-1.0))
-
-    def forward(self, first_BW: Tensor, second_BW: Tensor) -> Tensor:
-        """Return [B, labels]."""
-        first_BHI, second_BHJ = (
-            torch.unflatten(stream, 1, (self.heads, -1)) for stream in (first_BW, second_BW)
-        )
-        products_BL = torch.einsum("bhi,lhij,bhj->bl", first_BHI, self.products, second_BHJ)
-        alone_BL: Tensor = self.first(first_BW) + self.second(second_BW)
-        return alone_BL + products_BL
-
-
-class FieldAttention(nn.Module):
-    """Each field as a mix of all fields, by the products of their queries and keys, beside itself."""
-
-    def __init__(self, width: int, *, heads: int, head_width: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.projections = nn.Linear(width, 4 * heads * head_width, bias=False)
-
-    def forward(self, vectors_BFW: Tensor) -> Tensor:
-        """Return [B, F, heads * head_width]."""
-        query, key, value, residual = self.projections(vectors_BFW).chunk(4, dim=2)
-        query, key, value = (
-            torch.unflatten(each, 2, (self.heads, -1)).transpose(1, 2) for each in (query, key, value)
-        )
-        shares_BHFF = torch.matmul(query, key.transpose(2, 3)).softmax(3)
-        return torch.relu(torch.matmul(shares_BHFF, value).transpose(1, 2).flatten(2) + residual)
-
-
 class HistoryAttention(nn.Module):
     """The values of a sequence, weighed each by its fit to a query; weights do not sum up to 1, as in the paper.
 

@@ -133,7 +133,7 @@ def test_a_sigmoid_within_a_model_is_a_layer_like_any_other():
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"2emb, autoint, cross-deep, ctrdnn.* Did you mean 'ctrdnn'"):
+    with pytest.raises(UnknownNameError, match=r"2emb, cross-deep, ctrdnn.* Did you mean 'ctrdnn'"):
         build_chain("ctr-dnn", FEATURES, seed=0)
 
 
