@@ -33,6 +33,9 @@ class PLE(ClickModel):
         self.levels = nn.ModuleList(
             _Level(*each, self.num_labels, dropout=self._dropout) for each in pairwise(widths)
         )
+        # Nothing takes the shared stream of the last level.
+        for last in self.levels[-1:]:
+            del last.gates[-1]
         self.towers = nn.ModuleList(
             nn.Sequential(mlp(widths[-1], [TOWER_WIDTH]), nn.Linear(TOWER_WIDTH, 1))
             for _ in range(self.num_labels)
@@ -64,5 +67,5 @@ class _Level(nn.Module):
         mixed = [[*experts[n : n + EXPERTS], *shared] for n in range(0, len(experts) - EXPERTS, EXPERTS)]
         return [
             torch.bmm(gate(stream_BW).softmax(1).unsqueeze(1), torch.stack(own, 1)).squeeze(1)
-            for gate, stream_BW, own in zip(self.gates, streams, [*mixed, experts], strict=True)
+            for gate, stream_BW, own in zip(self.gates, streams, [*mixed, experts], strict=False)
         ]

@@ -237,7 +237,8 @@ def test_a_mask_is_made_again_in_each_layer_from_the_column_that_it_follows():
     assert [name for name, _ in chain.named_children()] == ["embedding", "first", "second", "output"]
     # The vectors, and what follows from the last column, of which each layer makes its mask.
     assert live == [[14], [1, 12], [12], [1]]
-    assert again == [[], [(3, 3)], []]
+    # The mask, and what it is made of for the output.
+    assert again == [[], [(3, 3), (3,)], []]
     stage = StageLayers(list(chain)[1:])
     assert str(stage._run.__self__.code).count("torch.arange") == 1
 
