@@ -31,11 +31,9 @@ class PLE(ClickModel):
         self.num_labels = features.num_labels
         widths = [self.vectors.width, *self._widths]
         self.levels = nn.ModuleList(
-            _Level(*each, self.num_labels, dropout=self._dropout) for each in pairwise(widths)
+            _Level(*each, self.num_labels, is_last=place == len(widths) - 1, dropout=self._dropout)
+            for place, each in enumerate(pairwise(widths), 1)
         )
-        # Nothing takes the shared stream of the last level.
-        for last in self.levels[-1:]:
-            del last.gates[-1]
         self.towers = nn.ModuleList(
             nn.Sequential(mlp(widths[-1], [TOWER_WIDTH]), nn.Linear(TOWER_WIDTH, 1))
             for _ in range(self.num_labels)
@@ -52,12 +50,15 @@ class PLE(ClickModel):
 class _Level(nn.Module):
     """Experts on the stream of each label and on the shared one, the last; labels mix their own and shared ones."""
 
-    def __init__(self, width: int, output_width: int, num_labels: int, *, dropout: float) -> None:
+    def __init__(
+        self, width: int, output_width: int, num_labels: int, *, is_last: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.experts = nn.ModuleList(
             mlp(width, [output_width], dropout=dropout) for _ in range(EXPERTS * (num_labels + 1))
         )
-        num_mixed = [*[2] * num_labels, num_labels + 1]
+        # Nothing takes the shared stream of the last level.
+        num_mixed = [*[2] * num_labels, *([] if is_last else [num_labels + 1])]
         self.gates = nn.ModuleList(nn.Linear(width, EXPERTS * number) for number in num_mixed)
 
     def forward(self, streams: Sequence[Tensor]) -> list[Tensor]:

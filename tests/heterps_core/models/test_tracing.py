@@ -4,9 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
+from heterps_core.models.architectures.cross_deep import CrossLayers
+from heterps_core.models.architectures.hstu import HSTU
+from heterps_core.models.architectures.parts import DotInteraction, mlp
+from heterps_core.models.architectures.sasrec import SASRec
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.tracing import trace_chain
@@ -135,6 +141,94 @@ def test_products_are_counted_as_worked_by_hand(module, forward):
     # Gradients of both factors; a recurrent layer has none of its first state.
     backward = layer.backward_flops_per_sample
     assert backward is None or 1.5 * forward < backward < 2 * forward
+
+
+def of_rows(module):
+    """Run a module on the values of a sequence side by side."""
+    return nn.Sequential(nn.Flatten(), module)
+
+
+def attention(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+SEES = torch.ones(LENGTH, LENGTH).tril().bool()
+MODULES = [
+    nn.Linear(WIDTH, 7),
+    nn.Linear(WIDTH, 7, bias=False),
+    nn.Sequential(nn.Linear(WIDTH, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 3), nn.Softmax(-1)),
+    of_rows(nn.Linear(LENGTH * WIDTH, 11)),
+    of_rows(mlp(LENGTH * WIDTH, [8, 4], dropout=0.2)),
+    of_rows(CrossLayers(LENGTH * WIDTH, num_layers=2, rank=3)),
+    nn.Conv1d(LENGTH, 7, 3),
+    nn.Conv1d(LENGTH, 5, 3, stride=2, padding=1),
+    nn.Sequential(nn.Unflatten(2, (4, 4)), nn.Conv2d(LENGTH, 3, 2)),
+    nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True),
+    nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True, norm_first=True, dropout=0.0),
+    Trained(lambda a, x: a(x, x, x)[0], nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
+    Trained(lambda a, x: a(x, x, x, attn_mask=~SEES)[0], nn.MultiheadAttention(WIDTH, 2, batch_first=True)),
+    Trained(lambda a, x: attention(a(x), x, x), nn.Linear(WIDTH, WIDTH)),
+    Trained(lambda a, x: torch.einsum("bld,bmd->blm", a(x), x), nn.Linear(WIDTH, WIDTH)),
+    Trained(lambda a, x: torch.baddbmm(x, x @ x.transpose(1, 2), a(x)), nn.Linear(WIDTH, WIDTH)),
+    DotInteraction(LENGTH),
+    Trained(lambda a, x: a(x, SEES.expand(len(x), -1, -1)), SASRec.block(SASRec, WIDTH)),
+    Trained(lambda a, x: a(x, SEES.expand(len(x), -1, -1)), HSTU.block(HSTU, WIDTH)),
+    nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * LENGTH, 1)),
+]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=map(str, range(len(MODULES))))
+def test_counts_are_those_of_torchs_own_counter_in_training(module):
+    layer, entering = layer_of(module), torch.randn(8, LENGTH, WIDTH, requires_grad=True)
+    counter = FlopCounterMode(display=False)
+
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        leaving = module.train()(entering.clone())
+        forward = counter.get_total_flops() / 8
+        leaving.sum().backward()
+
+    backward = layer.backward_flops_per_sample or 2 * layer.forward_flops_per_sample
+    assert layer.forward_flops_per_sample == pytest.approx(forward, rel=0.02)
+    assert backward == pytest.approx(counter.get_total_flops() / 8 - forward, rel=0.02)
+    assert forward > 0
+
+
+class PublishedUnit(nn.Module):
+    """A unit as DLRMv4-HSTU has it in MLPerf Training 6.1: its output takes gate, mixed values and their product."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.projections = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.output = nn.Linear(3 * width, width)
+
+    def forward(self, tokens):
+        gate, query, key, value = F.silu(self.projections(self.norm(tokens))).chunk(4, dim=2)
+        mixed = F.silu(query @ key.transpose(1, 2)) @ value
+        return tokens + self.output(torch.cat([gate, mixed, gate * mixed], 2))
+
+
+def published_flops(length, width, units):
+    """Return the operations of projections, attention and output layers of a sample's training step.
+
+    Attention skips what the causal mask hides, and its backward pass makes the scores again: 3.5 times a half.
+    """
+    projections = 3 * units * 2 * length * width * 4 * width
+    seen = 3.5 * units * 4 * length * length * width / 2
+    return projections, seen, 3 * units * 2 * length * 3 * width * width
+
+
+def test_the_units_of_dlrmv4_are_counted_as_published():
+    # Three units of width 512 over 4,096 values.
+    assert published_flops(4096, 512, 3) == pytest.approx((77.3e9, 180.4e9, 58.0e9), rel=0.001)
+    projections, seen, output = published_flops(LENGTH, WIDTH, 1)
+
+    layer = layer_of(PublishedUnit(WIDTH))
+
+    # Here all scores are products, and none is made again.
+    expected = projections + seen * 2 * 3 / 3.5 + output
+    assert layer.forward_flops_per_sample + (
+        layer.backward_flops_per_sample or 2 * layer.forward_flops_per_sample
+    ) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
