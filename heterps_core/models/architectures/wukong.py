@@ -53,7 +53,7 @@ class _Interaction(nn.Module):
         products = num_vectors * COMPRESSED
         self.of_pairs = nn.Sequential(nn.LayerNorm(products), mlp(products, [PAIR_WIDTH]))
         self.vectors = nn.Linear(PAIR_WIDTH, OF_PAIRS * dimension)
-        self.norm = nn.LayerNorm(dimension)
+        self.norm = nn.LayerNorm((OF_PAIRS + LINEAR, dimension))
 
     def forward(self, vectors_BFD: Tensor) -> Tensor:
         """Return [B, F', D]."""
