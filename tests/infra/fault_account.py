@@ -22,9 +22,12 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.aws.launch import DEFAULT_MACHINES
 from infra.providers.aws.provider import AwsEc2Provider
-from tests.infra.fault_cases import Case, Fault, Kind
+from infra.workspace import run_of_launch
+from tests.infra.fault_cases import PASSES, Case, Fault, Kind
 from tests.infra.faults import PRICES, RUN_ID, Steps, in_a_child, live, truncate, unlike_plan
+from tests.infra.late_role import node_boots
 from tests.infra.moto_ec2 import MotoServer
+from tests.infra.passing_faults import PretendedTime, live_through
 from tests.moto_server import REGION
 from tests.small_disk import SmallDisk, mounted
 
@@ -53,7 +56,13 @@ class Account:
     """Machines of a run that lived, which a sweep ended."""
 
     gave_up: int = 0
-    """1 where a run ended for want of capacity though another zone had some."""
+    """1 where a run ended though another zone had machines, or what was against it passes within a minute."""
+
+    met: int = 0
+    """How often the run met what passes."""
+
+    waited_s: float = 0.0
+    """Pretended seconds of a life in which something passes."""
 
     @property
     def is_clean(self) -> bool:
@@ -74,11 +83,21 @@ def account_after(case: Case, server: MotoServer, ledger_path: Path) -> Account:
         server: EC2.
         ledger_path: In a folder that does not exist; ledger.sqlite in the folder of a workspace.
     """
+    if case.kind is Kind.LATE_ROLE:
+        return node_account(case, ledger_path.parent)
     server.reset()
-    # A fault that lasts hits every repetition: none is left to be made.
     client = server.client(attempts=2) if case.fault is Fault.TIME_OUT else server.own_client
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(ledger_path.parent)) if case.kind is Kind.DISK_FULL else None
+        if case.kind in PASSES:
+            clock = PretendedTime()
+
+            def act() -> None:
+                clock.install()
+                live_through(server, case, ledger_path, clock)
+
+            status = in_a_child(act, without_pauses=False)
+            return account_of(server, ledger_path, survived=status == 0, case=case)
         status = in_a_child(
             lambda: live(
                 client,
@@ -96,6 +115,22 @@ def account_after(case: Case, server: MotoServer, ledger_path: Path) -> Account:
         if case.kind is Kind.LEDGER_TRUNCATED:
             truncate(ledger_path, case.kept_share)
         return account_of(server, ledger_path, survived=status == 0, case=case, disk=disk)
+
+
+def node_account(case: Case, folder: Path) -> Account:
+    """Boot the node of a case, and say whether it came as far as its training."""
+    boot = node_boots(case, folder)
+    return Account(
+        launched=0,
+        live=0,
+        unaccounted_s=0.0,
+        wrong_prices=0,
+        leftovers=0,
+        survived=boot.survived,
+        gave_up=int(not boot.survived),
+        met=boot.num_met,
+        waited_s=boot.waited_s,
+    )
 
 
 def account_of(
@@ -136,7 +171,7 @@ def account_of(
         leftovers=_leftovers(server),
         survived=survived,
         failed_sweeps=failed_sweeps,
-        gave_up=int(kind is Kind.MIXED_CODES and not survived),
+        gave_up=int(kind in (Kind.MIXED_CODES, *PASSES) and not survived),
         **figures,
     )
 
@@ -169,7 +204,7 @@ def _unaccounted_s(instance: dict[str, Any], ledger: Ledger) -> float:
     if len(entries) != 1 or entries[0].state is not EntryState.ENDED:
         return max(1.0, (ended_at - instance["LaunchTime"]).total_seconds())
     (entry,) = entries
-    assert entry.run_id == RUN_ID
+    assert run_of_launch(entry.run_id) == RUN_ID
     late_start_s = (entry.launched_at - instance["LaunchTime"]).total_seconds()
     early_end_s = (ended_at - entry.ended_at).total_seconds()
     return max(0.0, late_start_s) + max(0.0, early_end_s)

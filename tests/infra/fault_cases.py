@@ -52,6 +52,38 @@ class Kind(StrEnum):
     FAILED_LAUNCHES = "failed launches under a cap"
     """No zone has the second part of the plan."""
 
+    LATE_ANSWER = "AWS knows a part late"
+    """One refusal of the table of those that pass, at one of its places."""
+
+    OUTAGE = "AWS or the network away"
+    """For every request from some step on: throttling, errors of the server, no connection, or lost answers."""
+
+    LATE_MACHINES = "machines known late"
+    """EC2 shows no machine of a fleet that it has just launched."""
+
+    ENDED_PENDING = "machines ended while pending"
+    """One of the first fleet or all of the second; once."""
+
+    FULL_ZONES = "full zones"
+    """Up to four have the first part of the plan and not the second."""
+
+    SPOT_SUBNETS = "full subnets on spot"
+    """Purchases are of one subnet each, and all but the last have nothing."""
+
+    LATE_ROLE = "role of a node late"
+    """Its credentials are not there yet, or the bucket refuses it, or the bucket is busy."""
+
+
+PASSES = (
+    Kind.LATE_ANSWER,
+    Kind.OUTAGE,
+    Kind.LATE_MACHINES,
+    Kind.ENDED_PENDING,
+    Kind.FULL_ZONES,
+    Kind.SPOT_SUBNETS,
+    Kind.LATE_ROLE,
+)
+"""Which no night may end by: they pass within a minute, or another purchase is there."""
 
 WITHOUT_FAULT = (Kind.TAGS_LATE, Kind.MIXED_CODES, Kind.FAILED_LAUNCHES)
 """Whose circumstance is the fault."""
@@ -79,6 +111,12 @@ class Case:
 
     cap_usd: float | None = None
     """Of a run whose launches fail."""
+
+    choice: int = 0
+    """Which of the forms of its kind, counted on from the first again after the last."""
+
+    lasts_s: float = 0.0
+    """How long that which passes lasts, at most a minute."""
 
 
 def draw(seed: int, *, steps: Mapping[int, Sequence[bool]], kinds: Sequence[Kind] = (Kind.PLAIN,)) -> Case:
@@ -109,4 +147,20 @@ def draw(seed: int, *, steps: Mapping[int, Sequence[bool]], kinds: Sequence[Kind
         kind=kind,
         kept_share=generator.choice((0.0, 0.3, 0.6)),
         cap_usd=round(generator.uniform(0.03, 0.09), 4) if kind is Kind.FAILED_LAUNCHES else None,
+    )
+
+
+def draw_passing(seed: int) -> Case:
+    """Return the case of a seed in which something passes; kinds follow one another."""
+    generator = random.Random(seed)
+    kind = PASSES[seed % len(PASSES)]
+    return Case(
+        fault=None,
+        step=generator.randrange(28),
+        market=Market.SPOT if kind is Kind.SPOT_SUBNETS else generator.choice(list(Market)),
+        zones=generator.randint(1, 4),
+        is_ledger_lost=False,
+        kind=kind,
+        choice=seed // len(PASSES),
+        lasts_s=generator.choice((60.0, generator.uniform(1.0, 60.0))),
     )

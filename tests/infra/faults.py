@@ -81,7 +81,7 @@ class BucketProvider(AwsEc2Provider):
         )
 
 
-def provider_with_roles(client: Any) -> AwsEc2Provider:
+def provider_with_roles(client: Any, machines: MachineSettings = MACHINES) -> AwsEc2Provider:
     """Return a provider that makes roles, with a client of IAM like that of EC2."""
     credentials = client._request_signer._credentials
     iam = boto3.client(
@@ -92,7 +92,7 @@ def provider_with_roles(client: Any) -> AwsEc2Provider:
         aws_secret_access_key=credentials.secret_key,
         config=Config(retries=client.meta.config.retries),
     )
-    return BucketProvider(client, MACHINES, iam=iam)
+    return BucketProvider(client, machines, iam=iam)
 
 
 def unlike_plan(market: Market) -> ProvisioningPlan:
@@ -303,19 +303,23 @@ def steps_of_a_life(server: MotoServer, folder: Path) -> dict[int, list[bool]]:
     return found
 
 
-def in_a_child(act: Callable[[], object]) -> int:
+def in_a_child(act: Callable[[], object], *, without_pauses: bool = True) -> int:
     """Return 0 where it went well, 1 where it ended with an error that users see, below 0 where it was killed."""
     child = os.fork()
     if child == 0:
         status = 2
         try:
-            infra.machines.lifecycle.TERMINATE_PAUSE_S = 0.0
-            passing.PAUSES_S = (0.0,) * len(passing.PAUSES_S)
-            ExponentialBackoff.delay_amount = lambda self, context: 0.0  # type: ignore[method-assign]
+            if without_pauses:
+                infra.machines.lifecycle.TERMINATE_PAUSE_S = 0.0
+                # A fault that lasts hits every repetition: none is left to be made.
+                passing.PAUSES_S = ()
+                ExponentialBackoff.delay_amount = lambda self, context: 0.0  # type: ignore[method-assign]
             logging.disable()
             act()
             status = 0
-        except (HeterpsError, sqlite3.Error):
+        except (HeterpsError, sqlite3.Error) as problem:
+            if not without_pauses:
+                print(f"ended: {problem}", file=sys.stderr)
             status = 1
         except BaseException:
             traceback.print_exc()

@@ -166,6 +166,9 @@ class Wire:
     refuse: Callable[[dict[str, str]], tuple[str, str] | None] = lambda form: None
     """Returns the code and the message that a request is refused with, or None."""
 
+    answer: Callable[[str], AWSResponse | None] = lambda url: None
+    """Returns the answer to a request that never comes to EC2, or None."""
+
     requests: list[dict[str, str]] = field(default_factory=list)
     """As they stood in the body."""
 
@@ -185,6 +188,8 @@ class Wire:
         self.before()
         if refused := self.refuse(form):
             return refusal(request.url, *refused)
+        if answered := self.answer(request.url):
+            return answered
         fleets = list(dict.fromkeys(fleet["ClientToken"] for fleet in self.of("CreateFleet")))
         code = self.refused_fleets.get(fleets.index(token)) if token in fleets else None
         if code is not None:
@@ -218,6 +223,11 @@ _REFUSAL = """<Response><Errors><Error><Code>{code}</Code><Message>{message}</Me
 def refusal(url: str, code: str, message: str) -> AWSResponse:
     """Return an error as EC2 answers it; boto3 reads it as one of IAM, too."""
     return _Answer(url, 400, {}, _REFUSAL.format(code=code, message=message).encode())
+
+
+def unreadable(url: str) -> AWSResponse:
+    """Return what a gateway before a service that is away answers."""
+    return _Answer(url, 503, {}, b"<html><body><b>Http/1.1 Service Unavailable</b></body></html>")
 
 
 _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">

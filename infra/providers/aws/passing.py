@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from botocore.exceptions import ConnectionError, HTTPClientError
+
 PAUSES_S = (1.0, 2.0, 4.0, *(5.0,) * 23)
 """Pauses between the repetitions of a call: 122 s together."""
 
@@ -63,12 +65,21 @@ PASSING = (
     Passing("Throttling", "", (), 60.0, _STORM),
     Passing("ThrottlingException", "", (), 60.0, _STORM),
     Passing("EC2ThrottledException", "", (), 60.0, _STORM),
-    Passing("InternalError", "", (), 60.0, _SERVER),
-    Passing("InternalFailure", "", (), 60.0, _SERVER),
-    Passing("ServiceFailure", "", (), 60.0, _SERVER),
-    Passing("ServiceUnavailable", "", (), 60.0, _SERVER),
-    Passing("Unavailable", "", (), 60.0, _SERVER),
+    *(
+        Passing(code, "", (), 60.0, _SERVER)
+        for code in (
+            "InternalError",
+            "InternalFailure",
+            "ServiceFailure",
+            "ServiceUnavailable",
+            "Unavailable",
+        )
+    ),
+    # Answers without a code, as those of a gateway before the service.
+    *(Passing(status, "", (), 60.0, _SERVER) for status in ("500", "502", "503", "504")),
 )
+
+_NETWORK = (ConnectionError, HTTPClientError)
 
 _UNCERTAIN = {entry.code for entry in PASSING if entry.source == _SERVER}
 """Codes that leave open whether the request was executed."""
@@ -84,27 +95,40 @@ def is_passing(operation: str, code: str, message: str) -> bool:
     )
 
 
-def repeat_passing(client: Any) -> None:
-    """Let a boto3 client repeat each call whose refusal passes, with the same request.
+def repeat_passing(*clients: Any) -> None:
+    """Let boto3's clients repeat each call whose refusal passes, with the same request.
 
     A refused fleet is left to its launch, which repeats it under another token: to the token that it knows EC2 would
     answer as before. Where a fleet may have been made, the same token finds it.
     """
-    service = client.meta.service_model.service_id.hyphenize()
-    client.meta.events.register(f"needs-retry.{service}", _pause_before_repetition)
+    repetitions = _Repetitions()
+    for client in clients:
+        service = client.meta.service_model.service_id.hyphenize()
+        client.meta.events.register(f"needs-retry.{service}", repetitions.pause_s)
 
 
-def _pause_before_repetition(
-    response: tuple[object, Mapping[str, Any]] | None, operation: Any, attempts: int, **_: object
-) -> float | None:
-    """Return the pause before a call is repeated; None where its answer stands, or two minutes have passed."""
-    error = response[1].get("Error", {}) if response else {}
-    code = error.get("Code", "")
-    is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
-    if (
-        is_refused_fleet
-        or attempts > len(PAUSES_S)
-        or not is_passing(operation.name, code, error.get("Message", ""))
-    ):
-        return None
-    return PAUSES_S[attempts - 1]
+class _Repetitions:
+    """Decides on the repetitions of some clients' calls."""
+
+    def __init__(self) -> None:
+        self._was_answered = False
+        """Once: a network that is away comes back, and before the first answer an address may be wrong."""
+
+    def pause_s(
+        self,
+        response: tuple[object, Mapping[str, Any]] | None,
+        operation: Any,
+        attempts: int,
+        caught_exception: Exception | None = None,
+        **_: object,
+    ) -> float | None:
+        """Return the pause before a call is repeated; None where its answer stands, or two minutes have passed."""
+        self._was_answered |= response is not None
+        error = response[1].get("Error", {}) if response else {}
+        code = error.get("Code", "")
+        if code:
+            is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
+            passes = is_passing(operation.name, code, error.get("Message", "")) and not is_refused_fleet
+        else:
+            passes = self._was_answered and isinstance(caught_exception, _NETWORK)
+        return PAUSES_S[attempts - 1] if passes and attempts <= len(PAUSES_S) else None

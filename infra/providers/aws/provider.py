@@ -87,8 +87,7 @@ class AwsEc2Provider(Provider):
         self.machines = machines
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
-        for each in filter(None, (client, iam)):
-            repeat_passing(each)
+        repeat_passing(*filter(None, (client, iam)))
         # Hears the time with each answer from here on.
         self._clock = queries.Ec2Clock(client)
 
