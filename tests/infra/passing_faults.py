@@ -217,6 +217,7 @@ def live_through(server: MotoServer, case: Case, ledger_path: Path, clock: Prete
         machines = replace(machines, subnet_ids=tuple(each["SubnetId"] for each in subnets))
         plans = [in_zone(plans[0], each["AvailabilityZone"]) for each in subnets]
     provider = provider_with_roles(client, machines)
+    provider.missing_images()  # as for the plan
     trouble = Trouble(case, clock, server)
     trouble.attach(provider)
     ledger = Ledger(ledger_path)

@@ -1,4 +1,4 @@
-"""Every fault at some steps; `python -m tests.benchmarks fault_injection` draws 300 cases."""
+"""Every fault at some steps; `python -m tests.benchmarks fault_injection` draws 600 cases."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +9,7 @@ from heterps_core.hardware import Market
 from infra.ledger.ledger import Ledger
 from tests.infra.builders import bootstrap
 from tests.infra.fault_account import account_after, account_of
-from tests.infra.fault_cases import WATCHED, WITHOUT_FAULT, Case, Fault, Kind, draw
+from tests.infra.fault_cases import WATCHED, WITHOUT_FAULT, Case, Fault, Kind, draw, draw_passing
 from tests.infra.faults import (
     RUN_ID,
     Steps,
@@ -70,6 +70,14 @@ def test_a_full_disk_keeps_no_machine_alive_and_is_reported(server, steps, tmp_p
 
     account = account_after(case, server, tmp_path / "disk" / "ledger.sqlite")
 
+    assert account.is_clean, account
+
+
+@pytest.mark.parametrize("seed", weekly_after(2, [1, 6, *range(7, 21)]))
+def test_no_run_ends_by_what_passes_within_a_minute_or_is_not_everywhere(server, tmp_path, seed):
+    account = account_after(draw_passing(seed), server, tmp_path / "home" / "ledger.sqlite")
+
+    assert account.met
     assert account.is_clean, account
 
 

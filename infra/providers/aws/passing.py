@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -81,6 +82,9 @@ PASSING = (
 
 _NETWORK = (ConnectionError, HTTPClientError)
 
+_was_answered = threading.Event()
+"""To this process, once: a network that is away comes back, and before the first answer an address may be wrong."""
+
 _UNCERTAIN = {entry.code for entry in PASSING if entry.source == _SERVER}
 """Codes that leave open whether the request was executed."""
 
@@ -101,34 +105,26 @@ def repeat_passing(*clients: Any) -> None:
     A refused fleet is left to its launch, which repeats it under another token: to the token that it knows EC2 would
     answer as before. Where a fleet may have been made, the same token finds it.
     """
-    repetitions = _Repetitions()
     for client in clients:
         service = client.meta.service_model.service_id.hyphenize()
-        client.meta.events.register(f"needs-retry.{service}", repetitions.pause_s)
+        client.meta.events.register(f"needs-retry.{service}", _pause_before_repetition)
 
 
-class _Repetitions:
-    """Decides on the repetitions of some clients' calls."""
-
-    def __init__(self) -> None:
-        self._was_answered = False
-        """Once: a network that is away comes back, and before the first answer an address may be wrong."""
-
-    def pause_s(
-        self,
-        response: tuple[object, Mapping[str, Any]] | None,
-        operation: Any,
-        attempts: int,
-        caught_exception: Exception | None = None,
-        **_: object,
-    ) -> float | None:
-        """Return the pause before a call is repeated; None where its answer stands, or two minutes have passed."""
-        self._was_answered |= response is not None
-        error = response[1].get("Error", {}) if response else {}
-        code = error.get("Code", "")
-        if code:
-            is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
-            passes = is_passing(operation.name, code, error.get("Message", "")) and not is_refused_fleet
-        else:
-            passes = self._was_answered and isinstance(caught_exception, _NETWORK)
-        return PAUSES_S[attempts - 1] if passes and attempts <= len(PAUSES_S) else None
+def _pause_before_repetition(
+    response: tuple[object, Mapping[str, Any]] | None,
+    operation: Any,
+    attempts: int,
+    caught_exception: Exception | None = None,
+    **_: object,
+) -> float | None:
+    """Return the pause before a call is repeated; None where its answer stands, or two minutes have passed."""
+    if response is not None:
+        _was_answered.set()
+    error = response[1].get("Error", {}) if response else {}
+    code = error.get("Code", "")
+    if code:
+        is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
+        passes = is_passing(operation.name, code, error.get("Message", "")) and not is_refused_fleet
+    else:
+        passes = _was_answered.is_set() and isinstance(caught_exception, _NETWORK)
+    return PAUSES_S[attempts - 1] if passes and attempts <= len(PAUSES_S) else None

@@ -1,8 +1,11 @@
 """Refusals that pass within two minutes end no launch; those that stay end it and leave nothing."""
 
+import threading
 import time
+from contextlib import nullcontext
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws import passing
@@ -10,7 +13,7 @@ from infra.providers.aws.passing import PASSING
 from infra.providers.base import EndedAtStartError, InsufficientCapacityError
 from tests.infra.builders import plan
 from tests.infra.faults import provider_with_roles
-from tests.infra.moto_ec2 import Wire
+from tests.infra.moto_ec2 import Wire, unreadable
 from tests.tiers import weekly_after
 
 REPETITIONS = 3
@@ -82,6 +85,34 @@ def test_a_fleet_that_may_have_been_made_is_asked_for_under_the_same_token(wire,
 
     tokens = [request["ClientToken"] for request in wire.of("CreateFleet")]
     assert (len(tokens), len(set(tokens))) == (2 + REPETITIONS, 2)
+
+
+def test_a_gateway_before_a_service_that_is_away_is_waited_out(wire, provider):
+    wire.answer = lambda url: unreadable(url) if len(wire.requests) <= REPETITIONS else None
+
+    assert provider.list_instances() == ()
+    assert len(wire.requests) == 1 + REPETITIONS
+
+
+@pytest.mark.parametrize("num_answered", [0, 1])
+def test_a_network_that_goes_away_is_waited_out_and_one_that_never_answered_is_not(
+    wire, provider, monkeypatch, num_answered
+):
+    """Before the first answer the address may be wrong, and a person waits."""
+    monkeypatch.setattr(passing, "_was_answered", threading.Event())
+
+    def lose():
+        if num_answered < len(wire.requests) <= num_answered + REPETITIONS:
+            raise EndpointConnectionError(endpoint_url="http://ec2")
+
+    wire.before = lose
+    for _ in range(num_answered):
+        provider.list_instances()
+
+    with nullcontext() if num_answered else pytest.raises(ProvisioningError, match="check the region's name"):
+        provider.list_instances()
+
+    assert len(wire.requests) == (2 + REPETITIONS if num_answered else 1)
 
 
 @pytest.mark.parametrize("operation", ["CreateFleet", "PutRolePolicy", "AuthorizeSecurityGroupIngress"])
