@@ -93,16 +93,30 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         (asked.epochs + job.evaluated_share) * job.num_samples * run.dataset.manifest.source_row_bytes
     )
 
+    limits = {
+        region: provider_of(run.workspace, asked.provider, region=region).unit_limits(
+            rentable, offers[region]
+        )
+        for region, (rentable, _) in types.items()
+    }
+    for region, limit in limits.items():
+        if limit.text:
+            log_step("quotas", f"of vCPUs in {region}, which plans keep within: {limit.text}")
+
     def search_in(region: str, times: ProfiledModel) -> PlanSearch:
         rentable, others = types[region]
         # Where all were tried, they are tried again.
-        sold = [name for name in rentable if name not in without] or rentable
+        most_units = limits[region].most
+        allowed = [name for name in rentable if most_units.get(name, 1)]
+        sold = [name for name in allowed if name not in without] or allowed
         held = offers_that_hold_workers(sold, offers[region], host_bytes_of_worker=host_bytes)
         starts_from_bytes = 0.0 if run.start.model is None else state_bytes
         crossing = regions.crossing(run.workspace, region, (read_bytes, starts_from_bytes, state_bytes))
         rates = rates_between(run.workspace.price_folder, region, regions.store)
         due = deadline and deadline.with_crossing(crossing)
-        return PlanSearch(run, job, due, sold, others, times, held, learning, planning_time, crossing, rates)
+        return PlanSearch(
+            run, job, due, sold, others, times, held, learning, planning_time, crossing, rates, most_units
+        )
 
     found = {}
     for times in (profiled, *(in_float32_without_units(each, profiled) for each in rounded)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.night.run import OpenedRun
@@ -51,6 +51,8 @@ class PlanSearch:
     planning_time: PlanningTime
     crossing: Crossing
     rates: Rates
+    most_units: Mapping[str, int]
+    """Of device types, by the account's quotas."""
 
     def found(self) -> Found:
         """Search the plan, and its number format where none is asked for."""
@@ -97,6 +99,7 @@ class PlanSearch:
             rates=self.rates,
             update_mode=asked.update_mode,
             wire_dtype=wire_dtype,
+            most_units=self.most_units,
         )
 
     def _search(self, problem: SchedulingProblem) -> scheduling.Searches:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from heterps_core.cluster import Cluster
 from heterps_core.device_types import OWN_DEVICE_TYPES
 from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.bootstrap.node_start import DEFAULT_LIFETIME_S, Bootstrap
 from infra.checks import Check
@@ -58,6 +59,16 @@ class Launch:
     lease_until: datetime
     bootstrap: Bootstrap
     ledger: Ledger
+
+
+class UnitLimits(NamedTuple):
+    """The most units that an account may rent."""
+
+    most: Mapping[str, int]
+    """By device type; one that is missing has no limit."""
+
+    text: str
+    """The quotas with their vCPUs, for people; empty where none is known."""
 
 
 class Provider(ABC):
@@ -186,6 +197,10 @@ class Provider(ABC):
             ProvisioningError: The provider does not answer.
         """
         return {}
+
+    def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
+        """Return the most units of device types that the account's quotas allow of each alone."""
+        return UnitLimits({}, "")
 
     @staticmethod
     def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:

@@ -39,11 +39,13 @@ def make_problems(
     rates: Rates = RATES,
     update_mode: str | None = None,
     wire_dtype: str = "float32",
+    most_units: Mapping[str, int] | None = None,
 ) -> list[SchedulingProblem]:
     """Return the planning problem of profiles, offers, a job, a floor and extra costs in each zone of a region.
 
     The step is the trainer's, which drains where updates are not delayed: without an update mode, in short runs.
-    There is one problem where no price is of one zone alone. Units are as many as a plan needs. Tables may lie on
+    There is one problem where no price is of one zone alone. Units are as many as a plan needs, of a device type
+    `most_units` at most. Tables may lie on
     disks where some unit cannot hold them.
 
     Raises:
@@ -52,7 +54,7 @@ def make_problems(
     sold = offer_choice.unit_prices(offers)
     if not device_types:
         raise ProvisioningError(
-            "no device type is sold there that has a machine image (heterps doctor says how)"
+            "no device type is sold there that has a machine image and a quota (heterps doctor says how)"
         )
     for name in device_types:
         if name not in sold:
@@ -89,7 +91,10 @@ def make_problems(
         )
         if offers[0].cloud == AWS:
             problem = with_starts(problem, profiled.planned_graph, starts_from_model=job.starts_from_model)
-        caps = {name: offer_choice.most_units(name, in_zone) for name in problem.device_types}
+        caps = {
+            name: min(offer_choice.most_units(name, in_zone), (most_units or {}).get(name, math.inf))
+            for name in problem.device_types
+        }
         problems.append(with_enough_units(problem, caps))
     return problems
 

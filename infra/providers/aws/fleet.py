@@ -7,9 +7,7 @@ group's node ids in cluster.json, where a node finds itself by its instance id.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
-from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan, TableDisk
+from heterps_core.plans.provisioning_plan import NodeRequest, TableDisk
 from infra.providers.aws.errors import refusal
 from infra.providers.aws.queries import Network
 from infra.providers.aws.tags import MAX_OFFERS, as_tag_list, group_tags
@@ -25,22 +23,6 @@ from infra.providers.base import InsufficientCapacityError
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2 import EC2Client
-
-_STANDARD = "Standard (A, C, D, H, I, M, R, T, Z)"
-
-_OTHER_GROUPS = {
-    "f": "F",
-    "g": "G and VT",
-    "vt": "G and VT",
-    "p": "P",
-    "x": "X",
-    "inf": "Inf",
-    "trn": "Trn",
-    "dl": "DL",
-    "hpc": "HPC",
-    "u": "High Memory",
-}
-"""Letters before a family's generation -> the group in a quota's name; all others are standard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,35 +169,3 @@ def request_fleet(
             f"AWS launched {len(ids)} of {group} and gave no reason; try again later"
         )
     )
-
-
-def _quota_of(offer: InstanceOffer) -> str:
-    """Return the quota, as Service Quotas names it, that an offer's vCPUs count against.
-
-    EC2 counts vCPUs of running instances, by market and by group of families, in a whole region (AWS, EC2 user guide,
-    "Amazon EC2 service quotas"): what is exhausted in one zone is exhausted in all. For instance
-    "Running On-Demand G and VT instances" for a g4dn.xlarge on-demand.
-    """
-    letters = re.match(r"[a-z]*", offer.instance_type.family)
-    group = _OTHER_GROUPS.get(letters[0] if letters else "", _STANDARD)
-    if offer.market is Market.SPOT:
-        return f"All {group} Spot Instance Requests"
-    return f"Running On-Demand {group} instances"
-
-
-def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
-    """Return the quotas of several offers, each once, in their order."""
-    return tuple(dict.fromkeys(_quota_of(offer) for offer in offers))
-
-
-def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
-    """Tell whether a plan asks fewer vCPUs than another, or none, of each of some quotas."""
-    ours, theirs = _vcpus(plan), _vcpus(of)
-    return all(ours[quota] == 0 or ours[quota] < theirs[quota] for quota in quotas)
-
-
-def _vcpus(plan: ProvisioningPlan) -> Counter[str]:
-    counted: Counter[str] = Counter()
-    for group in plan.groups:
-        counted[_quota_of(group.offer)] += group.count * group.offer.instance_type.vcpus
-    return counted

@@ -18,8 +18,9 @@ from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.providers.aws import node_role, passing, queries
 from infra.providers.aws.errors import PassingRefusalError, explained, start_failure
-from infra.providers.aws.fleet import FleetGroup, quotas_of, request_fleet, zones_for
+from infra.providers.aws.fleet import FleetGroup, request_fleet, zones_for
 from infra.providers.aws.launch_template import make_security_group, make_template, template_data
+from infra.providers.aws.quotas import quotas_of
 from infra.providers.aws.tags import DISK_PRICE_TAG, INTENDED_TAG, LEASE_TAG, group_of, own_tags, owner_tags
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.providers.launching import node_of

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.hardware import Market
 from infra.checks import CheckState
 from infra.providers.aws import queries
 from infra.providers.aws.account import PROBE, Account, Question
@@ -21,18 +22,14 @@ from infra.providers.aws.launch_template import (
     template_data,
 )
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
+from infra.providers.aws.quotas import GRAPHICS, PARALLEL, STANDARD, Quota
 from infra.providers.aws.tags import INTENDED_TAG, as_tag_list, workspace_of
 
 _SMALL_TYPES = {"x86_64": "c5.large", "arm64": "c6g.large"}
 """Sold in every region."""
 
-_QUOTAS = {
-    "on-demand": ("L-1216C47A", 2, "machines without cards", CheckState.MISSING),
-    "spot": ("L-34B43A08", 2, "spot machines without cards", CheckState.NOTE),
-    "on-demand G and VT": ("L-DB2E81BA", 4, "machines with cards", CheckState.NOTE),
-    "spot G and VT": ("L-3819A6DF", 4, "spot machines with cards", CheckState.NOTE),
-}
-"""Code of the quota of vCPUs, those of the smallest machine, and what cannot be launched below, and how bad it is."""
+_LEAST_VCPUS = {"": (STANDARD, 2), " G and VT": (GRAPHICS, 4), " P": (PARALLEL, 16)}
+"""By its name here: a group's quotas of vCPUs, and the vCPUs of its smallest machine."""
 
 _ALLOWED = "DryRunOperation"
 
@@ -76,14 +73,12 @@ def _endpoint(account: Account) -> str:
     return f"aws ec2 create-vpc-endpoint --vpc-id {network} --service-name {service} --route-table-ids ...   (free)"
 
 
-def _quota(account: Account, name: str) -> str:
-    code, least, lost, _ = _QUOTAS[name]
-    found = account.client_of("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
+def _quota(account: Account, quota: Quota, least: int) -> str:
+    found = account.client_of("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
     vcpus = found["Quota"]["Value"]
     if vcpus < least:
-        command = f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code}"
-        found = f"no {lost} can be launched with {vcpus:g} vCPUs, as the smallest has {least}"
-        raise ConfigurationError(f"{found}; {command} --region {account.region} --desired-value 64")
+        found = f"nothing of {quota.name} can be launched with {vcpus:g} vCPUs, as the smallest has {least}"
+        raise ConfigurationError(f"{found}; {quota.request(account.region, 64 if least < 16 else 192)}")
     return f"{vcpus:g} vCPUs at a time"
 
 
@@ -175,8 +170,13 @@ LAUNCH_QUESTIONS = (
     Question(what="AWS network", ask=_network),
     Question(what="way to S3", ask=_way_to_s3),
     *(
-        Question(what=f"quota of {name}", ask=partial(_quota, name=name), worst=worst)
-        for name, (*_, worst) in _QUOTAS.items()
+        Question(
+            what=f"quota of {market}{name}",
+            ask=partial(_quota, quota=quota, least=least),
+            worst=CheckState.NOTE if name or market is Market.SPOT else CheckState.MISSING,
+        )
+        for name, (quotas, least) in _LEAST_VCPUS.items()
+        for market, quota in quotas.items()
     ),
     Question(what="key pair", ask=_key_pair),
     Question(what="key of volumes", ask=_default_key),

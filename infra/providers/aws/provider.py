@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -17,7 +17,7 @@ from botocore.exceptions import WaiterError
 
 from heterps_core.cluster import Cluster
 from heterps_core.errors import ConfigurationError, ProvisioningError
-from heterps_core.hardware import ARCHITECTURES, AWS, Market
+from heterps_core.hardware import ARCHITECTURES, AWS, InstanceOffer, Market
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from infra.bootstrap.node_start import node_environment, user_data
@@ -29,13 +29,14 @@ from infra.prices.spot_charges import SpotHistory
 from infra.providers.aws import node_role, queries
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.errors import aws_client, explained, start_failure
-from infra.providers.aws.fleet import asks_less, fleet_groups
+from infra.providers.aws.fleet import fleet_groups
 from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
 from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers
 from infra.providers.aws.passing import repeat_passing
 from infra.providers.aws.prices import AwsPrices, prices_of_machines
+from infra.providers.aws.quotas import Quotas, asks_less
 from infra.providers.aws.tags import attempt_of, instance_of
-from infra.providers.base import Launch, Provider
+from infra.providers.base import Launch, Provider, UnitLimits
 from infra.workspace import Workspace, check_run_id, has_run_store
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def _retries() -> Config:
 class AwsEc2Provider(Provider):
     """Runs each node on an EC2 instance of one region.
 
-    Its region is that of boto3's EC2 client; without an IAM client it makes no roles, and nodes have no rights.
+    Its region is that of boto3's EC2 client; without an IAM client it makes no roles, and nodes have no rights;
+    without one of Service Quotas it knows no quota.
     """
 
     name: ClassVar[str] = AWS
@@ -80,11 +82,17 @@ class AwsEc2Provider(Provider):
     asks_less = staticmethod(asks_less)
 
     def __init__(
-        self, client: EC2Client, machines: MachineSettings = DEFAULT_MACHINES, *, iam: Any | None = None
+        self,
+        client: EC2Client,
+        machines: MachineSettings = DEFAULT_MACHINES,
+        *,
+        iam: Any | None = None,
+        quotas: Any | None = None,
     ) -> None:
         self.client = client
         self.iam = iam
         self.machines = machines
+        self._quotas = None if quotas is None else Quotas(quotas)
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
         repeat_passing(*filter(None, (client, iam)))
@@ -94,8 +102,12 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
-        client, iam = (aws_client(service, region=region, config=_retries()) for service in ("ec2", "iam"))
-        return cls(client, MachineSettings.of_environment(os.environ, workspace.cloud_name()), iam=iam)
+        client, iam, quotas = (
+            aws_client(service, region=region, config=_retries())
+            for service in ("ec2", "iam", "service-quotas")
+        )
+        machines = MachineSettings.of_environment(os.environ, workspace.cloud_name())
+        return cls(client, machines, iam=iam, quotas=quotas)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""
@@ -130,6 +142,12 @@ class AwsEc2Provider(Provider):
             if architecture not in found
         }
 
+    def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
+        """Return the units that the account's quotas allow; see `Provider.unit_limits`."""
+        if self._quotas is None:
+            return super().unit_limits(device_types, offers)
+        return self._quotas.unit_limits(device_types, offers)
+
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
         if self.iam is not None and node_role.is_in_s3(location):
@@ -143,6 +161,8 @@ class AwsEc2Provider(Provider):
         requests = plan.node_requests()
         self._check_regions(requests)
         self.check_run_directory(bootstrap.run_location)
+        if self._quotas is not None:
+            self._quotas.check(plan)
         with explained("prepare the launch"):
             there = queries.live_instances(self.client, self.machines.workspace, run_id)
         attempts = RunLaunch(

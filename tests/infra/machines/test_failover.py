@@ -9,7 +9,7 @@ from heterps_core.hardware import Market
 from infra.billing.caps import Caps
 from infra.ledger.ledger import EntryState, Ledger
 from infra.machines.failover import first_running_cluster
-from infra.providers.aws.fleet import asks_less
+from infra.providers.aws.quotas import asks_less
 from infra.providers.base import EndedAtStartError, InsufficientCapacityError, QuotaExceededError
 from infra.providers.local import LocalProvider
 from tests.infra.builders import bootstrap, offer, plan

@@ -13,3 +13,13 @@ def test_more_units_of_a_type_are_planned_with_where_no_plan_does_with_fewer(flo
     assert {unit.max_units for unit in problem.device_types.values()} == {units}
     if units < 1_024:
         assert find_optimum(problem).cost_lower_bound_usd == find_optimum(problem).cost_usd
+
+
+def test_no_type_is_planned_with_more_units_than_the_account_may_rent():
+    problem = make_problem(throughput_floor_samples_per_s=50_000.0)
+    first, *others = problem.device_types
+
+    limited = with_enough_units(problem, {first: 3}).device_types
+
+    assert limited[first].max_units == 3
+    assert all(limited[name].max_units > 3 for name in others)

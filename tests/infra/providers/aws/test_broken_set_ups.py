@@ -162,7 +162,7 @@ BROKEN = {
     ),
     "no quota of spot machines": (
         quota("L-34B43A08", 0.0),
-        ("quota of spot", NOTE, "spot machines without cards.*L-34B43A08"),
+        ("quota of spot", NOTE, "nothing of All Standard .*Spot.* can be launched with 0 .*L-34B43A08"),
     ),
     "no quota of cards": (
         quota("L-DB2E81BA", 0.0),
@@ -170,7 +170,11 @@ BROKEN = {
     ),
     "no quota of cards on spot": (
         quota("L-3819A6DF", 0.0),
-        ("quota of spot G and VT", NOTE, "spot machines with cards.*L-3819A6DF"),
+        ("quota of spot G and VT", NOTE, "nothing of All G and VT Spot.*L-3819A6DF"),
+    ),
+    "no quota of large cards": (
+        quota("L-417A185B", 8.0),
+        ("quota of on-demand P", NOTE, "with 8 vCPUs, as the smallest has 16.*L-417A185B.* 192"),
     ),
     "a key pair that does not exist": (
         setting(key_name="none"),

@@ -1,7 +1,12 @@
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from heterps_core.hardware import Market
-from infra.providers.aws.fleet import _quota_of, asks_less
+from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.aws.quotas import Quotas, asks_less, quota_of
+from infra.providers.base import QuotaExceededError
 from tests.infra.builders import offer, plan
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
@@ -17,11 +22,14 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
         ("g4dn.xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
         ("g5.xlarge", Market.SPOT, "All G and VT Spot Instance Requests"),
         ("p3.2xlarge", Market.ON_DEMAND, "Running On-Demand P instances"),
-        ("inf2.xlarge", Market.ON_DEMAND, "Running On-Demand Inf instances"),
+        ("gr6.4xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
+        ("p4d.24xlarge", Market.SPOT, "All P Spot Instance Requests"),
+        ("p5.4xlarge", Market.SPOT, "All P5 Spot Instance Requests"),
+        ("x2idn.16xlarge", Market.ON_DEMAND, "Running On-Demand X instances"),
     ],
 )
 def test_an_instance_counts_against_the_quota_of_its_market_and_group_of_families(name, market, quota):
-    assert _quota_of(offer(name, market=market)) == quota
+    assert quota_of(offer(name, market=market)).name == quota
 
 
 @pytest.mark.parametrize(
@@ -44,3 +52,53 @@ def test_a_purchase_is_possible_where_it_asks_less_of_the_exhausted_quota(other,
 def test_a_quota_that_the_refused_purchase_would_have_used_instead_is_no_obstacle():
     """An alternative of another family was refused too; a plan without that family asks none of its quota."""
     assert asks_less(plan(offer()), plan(offer("g5.xlarge")), ["Running On-Demand P instances"])
+
+
+@pytest.fixture
+def told(server):
+    """Returns a client of Service Quotas that tells vCPUs by the quota's code; moto knows no quotas of EC2."""
+
+    def act(vcpus):
+        client = server.client("service-quotas")
+
+        def answer(params, **_):
+            code = re.search(r"L-\w+", params["body"].decode())[0]
+            if code not in vcpus:
+                error = {"Code": "NoSuchResourceException", "Message": "as the test wants it"}
+                return SimpleNamespace(status_code=400), {"Error": error}
+            return SimpleNamespace(status_code=200), {"Quota": {"Value": vcpus[code]}}
+
+        client.meta.events.register("before-call.service-quotas.GetServiceQuota", answer)
+        return client
+
+    return act
+
+
+def test_a_plan_beyond_a_quota_is_refused_before_anything_is_asked_of_ec2(launch, client, wire, told):
+    """Two machines of 2 vCPUs each."""
+    with pytest.raises(
+        QuotaExceededError,
+        match=r"Standard.* of 3 vCPUs, and asks for 4; aws service-quotas .*"
+        "--quota-code L-1216C47A --region us-east-1 --desired-value 4",
+    ) as refused:
+        launch(provider=AwsEc2Provider(client, quotas=told({"L-1216C47A": 3.0})))
+
+    assert refused.value.quotas == (STANDARD,)
+    assert wire.requests == []
+
+
+@pytest.mark.parametrize("vcpus", [{"L-1216C47A": 4.0}, {}], ids=["enough", "not told"])
+def test_a_plan_within_a_quota_or_with_one_that_aws_does_not_tell_is_launched(launch, client, told, vcpus):
+    assert len(launch(provider=AwsEc2Provider(client, quotas=told(vcpus))).nodes) == 2
+
+
+def test_a_quota_limits_the_units_of_each_device_type(told):
+    """c7i.large has 2 vCPUs, which are one unit: of 5 vCPUs two machines are left, and of none on spot none."""
+    offers = [offer(), offer(market=Market.SPOT)]
+
+    limits = Quotas(told({"L-1216C47A": 5.0, "L-34B43A08": 0.0})).unit_limits(
+        ["cpu-c7i", "cpu-c7i-spot", "gpu-t4"], offers
+    )
+
+    assert limits.most == {"cpu-c7i": 2, "cpu-c7i-spot": 0}
+    assert limits.text == f"{STANDARD} 5; {STANDARD_SPOT} 0"

@@ -1,0 +1,135 @@
+"""Quotas of vCPUs: what counts against which, and what an account's quotas leave of plans.
+
+EC2 counts vCPUs of running instances, by market and by group of families, in a whole region (Amazon EC2 user guide,
+"Amazon EC2 service quotas"): what is exhausted in one zone is exhausted in all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+from heterps_core.device_types import get_device_type
+from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import InstanceOffer, Market
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
+from infra.providers.aws.errors import explained
+from infra.providers.base import QuotaExceededError, UnitLimits
+
+_UNKNOWN = 1e9
+"""vCPUs of a quota that AWS does not tell: EC2 refuses what is beyond it."""
+
+
+class Quota(NamedTuple):
+    """A quota of Service Quotas."""
+
+    name: str
+    code: str
+
+    def request(self, region: str, vcpus: int) -> str:
+        """Return the command that asks AWS for so many vCPUs."""
+        command = (
+            f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {self.code}"
+        )
+        return f"{command} --region {region} --desired-value {vcpus}"
+
+
+def _both(group: str, on_demand: str, spot: str) -> dict[Market, Quota]:
+    return {
+        Market.ON_DEMAND: Quota(f"Running On-Demand {group} instances", on_demand),
+        Market.SPOT: Quota(f"All {group} Spot Instance Requests", spot),
+    }
+
+
+STANDARD = _both("Standard (A, C, D, H, I, M, R, T, Z)", "L-1216C47A", "L-34B43A08")
+GRAPHICS = _both("G and VT", "L-DB2E81BA", "L-3819A6DF")
+PARALLEL = _both("P", "L-417A185B", "L-7212CCBC")
+_P5_SPOT = _both("P5", "", "L-C4BD4855")[Market.SPOT]
+_OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295265B", "L-E3A00192")}
+"""By the letters before a family's generation; all others are standard."""
+
+
+def quota_of(offer: InstanceOffer) -> Quota:
+    """Return the quota that an offer's vCPUs count against."""
+    family = offer.instance_type.family
+    if offer.market is Market.SPOT and family.startswith("p5"):
+        return _P5_SPOT
+    letters = re.match(r"[a-z]*", family)
+    return _OTHERS.get(letters[0] if letters else "", STANDARD)[offer.market]
+
+
+def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
+    """Return the names of the quotas of several offers, each once, in their order."""
+    return tuple(dict.fromkeys(quota_of(offer).name for offer in offers))
+
+
+def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:
+    """Tell whether a plan asks fewer vCPUs than another, or none, of each of some quotas."""
+    ours, theirs = ({quota.name: vcpus for quota, vcpus in _vcpus(each).items()} for each in (plan, of))
+    return all(ours.get(name, 0) == 0 or ours[name] < theirs.get(name, 0) for name in quotas)
+
+
+def _vcpus(plan: ProvisioningPlan) -> Counter[Quota]:
+    counted: Counter[Quota] = Counter()
+    for group in plan.groups:
+        if not group.offer.is_reserved:
+            counted[quota_of(group.offer)] += group.count * group.offer.instance_type.vcpus
+    return counted
+
+
+class Quotas:
+    """The quotas of an account in a region, each asked for once; `client` is boto3's of Service Quotas."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._vcpus_of = cache(self._ask)
+
+    def _ask(self, quota: Quota) -> float:
+        try:
+            with explained("tell a quota"):
+                answer = self._client.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
+        except ProvisioningError:
+            return _UNKNOWN
+        return float(answer["Quota"]["Value"])
+
+    def check(self, plan: ProvisioningPlan) -> None:
+        """Check that a plan keeps within them.
+
+        Raises:
+            QuotaExceededError: It does not; names the first quota, and the command that asks for more.
+        """
+        for quota, asked in _vcpus(plan).items():
+            if asked > (allowed := self._vcpus_of(quota)):
+                raise QuotaExceededError(
+                    f"the plan must keep within the quota {quota.name} of {allowed:g} vCPUs, and asks for {asked}; "
+                    f"{quota.request(self._client.meta.region_name, asked)}, or plan with fewer units",
+                    quotas=(quota.name,),
+                )
+
+    def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
+        """Return the most units of device types; see `Provider.unit_limits`."""
+        limits: dict[str, int] = {}
+        told: dict[str, float] = {}
+        families: defaultdict[str, list[InstanceOffer]] = defaultdict(list)
+        for offer in offers:
+            families[offer.instance_type.family].append(offer)
+        for name in device_types:
+            hardware = get_device_type(name)
+            sizes = [
+                (each, units)
+                for family in hardware.families
+                for each in families[family]
+                if each.market is hardware.market and (units := hardware.equal_units_of(each.instance_type))
+            ]
+            if not sizes or any(each.is_reserved for each, _ in sizes):
+                continue
+            limits[name] = 0
+            for each, units in sizes:
+                quota, vcpus = quota_of(each), each.instance_type.vcpus
+                told[quota.name] = allowed = self._vcpus_of(quota)
+                limits[name] = max(limits[name], int(allowed // vcpus) * units)
+        texts = (f"{name} {vcpus:g}" for name, vcpus in told.items() if vcpus < _UNKNOWN)
+        return UnitLimits(limits, "; ".join(texts))
