@@ -148,9 +148,12 @@ def refusal(
         for code, messages in codes_and_messages.items()
         if any(is_passing(operation, code, message) for message in messages)
     }
+    ways_out = {
+        code: _BY_ORGANISATION if _ORGANISATION in str(messages) else WAYS_OUT.get(code, _UNKNOWN)
+        for code, messages in codes_and_messages.items()
+    } | dict.fromkeys(passing, _PASSES)
     answers = "; ".join(
-        f"{code}: {', '.join(dict.fromkeys(messages))}; "
-        f"{_PASSES if code in passing else _way_out_of_code(code, messages)}"
+        f"{code}: {', '.join(dict.fromkeys(messages))}; {ways_out[code]}"
         for code, messages in codes_and_messages.items()
     )
     text = f"AWS refused to {action}: {answers}"
@@ -163,12 +166,6 @@ def refusal(
         return ProvisioningError(text)
     is_about_quotas = bool(codes & set(_QUOTA_WAYS_OUT)) and not is_about_pools
     return QuotaExceededError(text) if is_about_quotas else InsufficientCapacityError(text)
-
-
-def _way_out_of_code(code: str, messages: Sequence[str]) -> str:
-    if any(_ORGANISATION in message for message in messages):
-        return _BY_ORGANISATION
-    return WAYS_OUT.get(code, _UNKNOWN)
 
 
 def is_refused(call: Callable[[], object], *codes: str) -> bool:
@@ -192,7 +189,8 @@ def explained(action: str) -> Iterator[None]:
         answer = {error["Code"]: [error.get("Message", "")]}
         raise refusal(action, answer, operation=problem.operation_name) from problem
     except (BotoCoreError, ResponseParserError) as problem:
-        cause = _cause_of(problem)
+        # A page of a proxy is no cause that one reads.
+        cause = shorten(str(problem), _MAX_CAUSE, placeholder=" ...").removesuffix(".")
         raise ProvisioningError(f"AWS could not {action}: {cause}; {_way_out_of(problem)}") from problem
 
 
@@ -206,7 +204,9 @@ def start_failure(instances: Iterable[Mapping[str, Any]]) -> ProvisioningError |
     if not ends:
         return None
     codes = {instance.get("StateReason", {}).get("Code", "") for instance in ends.values()}
-    ways_out = {code: START_WAYS_OUT.get(code, _UNKNOWN_START) for code in codes if not _is_of_server(code)}
+    ways_out = {
+        code: START_WAYS_OUT.get(code, _UNKNOWN_START) for code in codes if not code.startswith("Server.")
+    }
     text = (
         "; ".join(
             f"{instance_id} ended while it started: {end_text(end)}" for instance_id, end in ends.items()
@@ -217,15 +217,6 @@ def start_failure(instances: Iterable[Mapping[str, Any]]) -> ProvisioningError |
     if not ways_out:
         return EndedAtStartError(text)
     return (InsufficientCapacityError if codes == {_VOLUME_LIMIT} else ProvisioningError)(text)
-
-
-def _is_of_server(code: str) -> bool:
-    return code.startswith("Server.")
-
-
-def _cause_of(problem: Exception) -> str:
-    # A page of a proxy is no cause that one reads.
-    return shorten(str(problem), _MAX_CAUSE, placeholder=" ...").removesuffix(".")
 
 
 def _way_out_of(problem: Exception) -> str:

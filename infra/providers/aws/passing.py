@@ -32,61 +32,32 @@ _EVENTUAL = "Amazon EC2 API reference, Eventual consistency"
 _STORM = "Amazon EC2 API reference, Request throttling: buckets fill again within a minute"
 _SERVER = "Amazon EC2 API reference, Error codes: server errors"
 
+_THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "EC2ThrottledException")
+_FAILED = ("InternalError", "InternalFailure", "ServiceFailure", "ServiceUnavailable", "Unavailable")
+_UNCERTAIN = (*_FAILED, "500", "502", "503", "504")
+"""Codes that leave open whether the request was executed; the numbers are those of a gateway before the service."""
+
+_FLEET = ("CreateFleet",)
+_GROUP = ("AuthorizeSecurityGroupIngress", "CreateFleet")
+
 PASSING = (
     Passing("NoSuchEntity", "", ("PutRolePolicy",), 60.0, "hashicorp/terraform-provider-aws 6709, 18435"),
     Passing("NoSuchEntity", "", ("AddRoleToInstanceProfile",), 60.0, "hashicorp/terraform 2660, 7938"),
     Passing("EntityTemporarilyUnmodifiable", "", (), 60.0, "AWS IAM API reference, Common errors"),
     Passing("ConcurrentModification", "", (), 60.0, "AWS IAM API reference, Common errors"),
-    Passing(
-        "InvalidParameterValue",
-        "invalid iam instance profile",
-        ("CreateFleet",),
-        120.0,
-        "hashicorp/packer 9810, hashicorp/terraform 15341",
-    ),
-    Passing(
-        "InvalidParameterValue",
-        "has no associated iam roles",
-        ("CreateFleet",),
-        60.0,
-        "hashicorp/terraform 2660, 4306",
-    ),
-    Passing(
-        "InvalidGroup.NotFound",
-        "",
-        ("AuthorizeSecurityGroupIngress", "CreateFleet"),
-        60.0,
-        f"SUSE-Enceladus/ec2imgutils 77, hashicorp/packer 3627; {_EVENTUAL}",
-    ),
-    Passing(
-        "InvalidLaunchTemplateName.NotFoundException", "", ("CreateFleet",), 60.0, "4dn-dcic/tibanna 383"
-    ),
-    Passing("InvalidLaunchTemplateId.NotFound", "", ("CreateFleet",), 60.0, "4dn-dcic/tibanna 383"),
-    Passing("RequestLimitExceeded", "", (), 60.0, _STORM),
-    Passing("Throttling", "", (), 60.0, _STORM),
-    Passing("ThrottlingException", "", (), 60.0, _STORM),
-    Passing("EC2ThrottledException", "", (), 60.0, _STORM),
-    *(
-        Passing(code, "", (), 60.0, _SERVER)
-        for code in (
-            "InternalError",
-            "InternalFailure",
-            "ServiceFailure",
-            "ServiceUnavailable",
-            "Unavailable",
-        )
-    ),
-    # Answers without a code, as those of a gateway before the service.
-    *(Passing(status, "", (), 60.0, _SERVER) for status in ("500", "502", "503", "504")),
+    Passing("InvalidParameterValue", "invalid iam instance profile", _FLEET, 120.0, "hashicorp/packer 9810"),
+    Passing("InvalidParameterValue", "has no associated iam roles", _FLEET, 60.0, "hashicorp/terraform 2660"),
+    Passing("InvalidGroup.NotFound", "", _GROUP, 60.0, f"SUSE-Enceladus/ec2imgutils 77; {_EVENTUAL}"),
+    Passing("InvalidLaunchTemplateName.NotFoundException", "", _FLEET, 60.0, "4dn-dcic/tibanna 383"),
+    Passing("InvalidLaunchTemplateId.NotFound", "", _FLEET, 60.0, "4dn-dcic/tibanna 383"),
+    *(Passing(code, "", (), 60.0, _STORM) for code in _THROTTLED),
+    *(Passing(code, "", (), 60.0, _SERVER) for code in _UNCERTAIN),
 )
 
 _NETWORK = (ConnectionError, HTTPClientError)
 
 _was_answered = threading.Event()
 """To this process, once: a network that is away comes back, and before the first answer an address may be wrong."""
-
-_UNCERTAIN = {entry.code for entry in PASSING if entry.source == _SERVER}
-"""Codes that leave open whether the request was executed."""
 
 
 def is_passing(operation: str, code: str, message: str) -> bool:
