@@ -8,6 +8,7 @@ With here, ray or slurm also at the machines there.
 examples:
   heterps doctor
   heterps doctor --provider aws
+  heterps doctor --provider aws --report doctor.json
   heterps doctor --json | jq '.[] | select(.state == "missing")'
 
 exit status: 0 where nothing that is needed is missing; 1 where something is; notes alone do not count.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -26,6 +28,7 @@ from typing import Any
 
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
+from heterps_core import __version__
 from heterps_core.errors import ConfigurationError, HeterpsError, LedgerError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks, tried
 from infra.inventory import HERE
@@ -36,6 +39,7 @@ from tasks.clusters import ledger_entries
 from tasks.records.mlflow_names import DIED
 
 MOST_OPEN_RUNS = 1_000
+_SECRETS = {r"\b\d{12}\b": "ACCOUNT", r"\b(AKIA|ASIA)[A-Z0-9]{12,}": "KEY"}
 LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
 
 
@@ -52,15 +56,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--region", help="of the provider, besides those that runs rent in and that the ledger names"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write what was found there too, without keys and account numbers, for the people of the project",
+    )
 
 
 def run(options: argparse.Namespace) -> None:
     """Print what was found."""
     checks = list(_all_checks(Workspace.locate(), provider=options.provider, region=options.region))
     print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
+    if options.report is not None:
+        found = {"heterps": __version__, "checks": [asdict(check) for check in checks]}
+        options.report.write_text(_without_secrets(json.dumps(found, indent=1)) + "\n")
     missing = [check.what for check in checks if check.state is CheckState.MISSING]
     if missing:
         raise _SomethingMissingError(f"missing: {', '.join(missing)}; the lines above say how to fix them")
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text without keys of AWS, numbers of accounts and the user's name in paths."""
+    for secret, name in _SECRETS.items():
+        text = re.sub(secret, name, text)
+    return text.replace(str(Path.home()), "~")
 
 
 def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> Iterator[Check]:

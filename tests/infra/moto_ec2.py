@@ -225,9 +225,9 @@ def refusal(url: str, code: str, message: str) -> AWSResponse:
     return _Answer(url, 400, {}, _REFUSAL.format(code=code, message=message).encode())
 
 
-def unreadable(url: str) -> AWSResponse:
-    """Return what a gateway before a service that is away answers."""
-    return _Answer(url, 503, {}, b"<html><body><b>Http/1.1 Service Unavailable</b></body></html>")
+def unreadable(url: str, *, status: int = 503) -> AWSResponse:
+    """Return what a gateway before a service that is away answers, or with status 200 the page of a portal."""
+    return _Answer(url, status, {}, b"<html><body><br>\nHttp/1.1 Service Unavailable\n</body></html>")
 
 
 _REFUSED_FLEET = """<CreateFleetResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">

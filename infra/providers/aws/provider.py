@@ -62,7 +62,7 @@ class AwsEc2Provider(Provider):
     """Runs each node on an EC2 instance of one region.
 
     Its region is that of boto3's EC2 client; without an IAM client it makes no roles, and nodes have no rights;
-    without one of Service Quotas it knows no quota.
+    without quotas all plans keep within them.
     """
 
     name: ClassVar[str] = AWS
@@ -87,12 +87,12 @@ class AwsEc2Provider(Provider):
         machines: MachineSettings = DEFAULT_MACHINES,
         *,
         iam: Any | None = None,
-        quotas: Any | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.client = client
         self.iam = iam
         self.machines = machines
-        self._quotas = None if quotas is None else Quotas(quotas)
+        self._quotas = quotas
         # DescribeInstances may not know an instance yet that was launched a second ago.
         self._launched: dict[str, list[str]] = {}
         repeat_passing(*filter(None, (client, iam)))
@@ -102,12 +102,10 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
-        client, iam, quotas = (
-            aws_client(service, region=region, config=_retries())
-            for service in ("ec2", "iam", "service-quotas")
-        )
+        client_of = partial(aws_client, region=region, config=_retries())
         machines = MachineSettings.of_environment(os.environ, workspace.cloud_name())
-        return cls(client, machines, iam=iam, quotas=quotas)
+        quotas = Quotas(partial(client_of, "service-quotas"), region)
+        return cls(client_of("ec2"), machines, iam=client_of("iam"), quotas=quotas)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -81,16 +81,20 @@ def _vcpus(plan: ProvisioningPlan) -> Counter[Quota]:
 
 
 class Quotas:
-    """The quotas of an account in a region, each asked for once; `client` is boto3's of Service Quotas."""
+    """The quotas of an account in a region, each asked for once.
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    `make_client` returns boto3's client of Service Quotas, which few commands need.
+    """
+
+    def __init__(self, make_client: Callable[[], Any], region: str) -> None:
+        self._client = cache(make_client)
+        self._region = region
         self._vcpus_of = cache(self._ask)
 
     def _ask(self, quota: Quota) -> float:
         try:
             with explained("tell a quota"):
-                answer = self._client.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
+                answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
         except ProvisioningError:
             return _UNKNOWN
         return float(answer["Quota"]["Value"])
@@ -105,7 +109,7 @@ class Quotas:
             if asked > (allowed := self._vcpus_of(quota)):
                 raise QuotaExceededError(
                     f"the plan must keep within the quota {quota.name} of {allowed:g} vCPUs, and asks for {asked}; "
-                    f"{quota.request(self._client.meta.region_name, asked)}, or plan with fewer units",
+                    f"{quota.request(self._region, asked)}, or plan with fewer units",
                     quotas=(quota.name,),
                 )
 

@@ -161,6 +161,20 @@ def test_a_misspelt_profile_is_a_line_among_the_others(doctor, monkeypatch):
     assert "aws configure list-profiles" in found["provider aws"]["fix"]
 
 
+def test_a_report_holds_the_checks_and_neither_keys_nor_accounts(doctor, monkeypatch, tmp_path):
+    key, account = "AKIAIOSFODNN7EXAMPLE", "123456789012"
+    monkeypatch.setenv("AWS_PROFILE", f"{key}-of-{account}")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+
+    doctor("--provider", "aws", "--report", str(tmp_path / "report.json"))
+
+    text = (tmp_path / "report.json").read_text()
+    found = {check["what"]: check for check in json.loads(text)["checks"]}
+    assert "profile (KEY-of-ACCOUNT) could not be found" in found["provider aws"]["found"]
+    assert key not in text
+    assert account not in text
+
+
 def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     parser = argparse.ArgumentParser()

@@ -18,6 +18,7 @@ from botocore.exceptions import (
     IncompleteReadError,
     ReadTimeoutError,
 )
+from botocore.parsers import ResponseParserError
 
 from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import EntryState
@@ -32,6 +33,7 @@ from infra.providers.aws.errors import (
 from infra.providers.base import InsufficientCapacityError, QuotaExceededError
 from infra.workspace import Workspace
 from tests.infra.builders import offer, plan
+from tests.infra.moto_ec2 import unreadable
 from tests.moto_server import REGION
 
 
@@ -281,3 +283,17 @@ def test_a_quota_of_a_region_is_not_tried_in_each_of_its_zones(launch, client, l
 def test_only_codes_about_one_place_send_a_launch_elsewhere():
     assert set(CAPACITY_WAYS_OUT) < set(WAYS_OUT)
     assert not {code for code in CAPACITY_WAYS_OUT if "Limit" in code or "Exceeded" in code}
+
+
+def test_a_page_in_place_of_an_answer_is_one_line_that_says_where_to_look(provider, wire):
+    """A portal answers 200 with HTML, which botocore cannot parse."""
+    wire.answer = lambda url: unreadable(url, status=200)
+
+    with pytest.raises(
+        ProvisioningError,
+        match=r"could not list the instances: .*; something other than AWS answered: check AWS_ENDPOINT_URL",
+    ) as raised:
+        provider.list_instances()
+
+    assert type(raised.value.__cause__) is ResponseParserError
+    assert "\n" not in str(raised.value)

@@ -8,6 +8,7 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.aws.quotas import Quotas, asks_less, quota_of
 from infra.providers.base import QuotaExceededError
 from tests.infra.builders import offer, plan
+from tests.moto_server import REGION
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
 STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"
@@ -56,7 +57,7 @@ def test_a_quota_that_the_refused_purchase_would_have_used_instead_is_no_obstacl
 
 @pytest.fixture
 def told(server):
-    """Returns a client of Service Quotas that tells vCPUs by the quota's code; moto knows no quotas of EC2."""
+    """Returns the quotas of an account that tells vCPUs by the quota's code; moto knows no quotas of EC2."""
 
     def act(vcpus):
         client = server.client("service-quotas")
@@ -69,7 +70,7 @@ def told(server):
             return SimpleNamespace(status_code=200), {"Quota": {"Value": vcpus[code]}}
 
         client.meta.events.register("before-call.service-quotas.GetServiceQuota", answer)
-        return client
+        return Quotas(lambda: client, REGION)
 
     return act
 
@@ -96,7 +97,7 @@ def test_a_quota_limits_the_units_of_each_device_type(told):
     """c7i.large has 2 vCPUs, which are one unit: of 5 vCPUs two machines are left, and of none on spot none."""
     offers = [offer(), offer(market=Market.SPOT)]
 
-    limits = Quotas(told({"L-1216C47A": 5.0, "L-34B43A08": 0.0})).unit_limits(
+    limits = told({"L-1216C47A": 5.0, "L-34B43A08": 0.0}).unit_limits(
         ["cpu-c7i", "cpu-c7i-spot", "gpu-t4"], offers
     )
 
