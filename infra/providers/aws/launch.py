@@ -65,15 +65,7 @@ class MachineSettings:
 
     @classmethod
     def of_environment(cls, variables: Mapping[str, str], workspace: str = "default") -> MachineSettings:
-        """Return the settings of HETERPS_AWS_*, for the workspace of a name where they give no other.
-
-        Raises:
-            ConfigurationError: One has the name of an earlier version, and its value would be ignored.
-        """
-        if "HETERPS_AWS_SUBNET" in variables:
-            raise ConfigurationError(
-                "rename HETERPS_AWS_SUBNET to HETERPS_AWS_SUBNETS, which takes several subnets"
-            )
+        """Return the settings of HETERPS_AWS_*, for the workspace of a name where they give no other."""
         return cls(
             image_ids=tuple(variables.get("HETERPS_AWS_IMAGE", "").split()),
             subnet_ids=tuple(variables.get("HETERPS_AWS_SUBNETS", "").split()),

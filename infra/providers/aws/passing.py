@@ -54,8 +54,6 @@ PASSING = (
     *(Passing(code, "", (), 60.0, _SERVER) for code in _UNCERTAIN),
 )
 
-_NETWORK = (ConnectionError, HTTPClientError)
-
 _was_answered = threading.Event()
 """To this process, once: a network that is away comes back, and before the first answer an address may be wrong."""
 
@@ -97,5 +95,5 @@ def _pause_before_repetition(
         is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
         passes = is_passing(operation.name, code, error.get("Message", "")) and not is_refused_fleet
     else:
-        passes = _was_answered.is_set() and isinstance(caught_exception, _NETWORK)
+        passes = _was_answered.is_set() and isinstance(caught_exception, ConnectionError | HTTPClientError)
     return PAUSES_S[attempts - 1] if passes and attempts <= len(PAUSES_S) else None

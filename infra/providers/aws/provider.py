@@ -142,9 +142,7 @@ class AwsEc2Provider(Provider):
 
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the units that the account's quotas allow; see `Provider.unit_limits`."""
-        if self._quotas is None:
-            return super().unit_limits(device_types, offers)
-        return self._quotas.unit_limits(device_types, offers)
+        return self._quotas.unit_limits(device_types, offers) if self._quotas else UnitLimits({}, "")
 
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""

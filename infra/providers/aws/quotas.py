@@ -7,8 +7,9 @@ EC2 counts vCPUs of running instances, by market and by group of families, in a 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -92,12 +93,10 @@ class Quotas:
         self._vcpus_of = cache(self._ask)
 
     def _ask(self, quota: Quota) -> float:
-        try:
-            with explained("tell a quota"):
-                answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
-        except ProvisioningError:
-            return _UNKNOWN
-        return float(answer["Quota"]["Value"])
+        with suppress(ProvisioningError), explained("tell a quota"):
+            answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
+            return float(answer["Quota"]["Value"])
+        return _UNKNOWN
 
     def check(self, plan: ProvisioningPlan) -> None:
         """Check that a plan keeps within them.
@@ -117,23 +116,18 @@ class Quotas:
         """Return the most units of device types; see `Provider.unit_limits`."""
         limits: dict[str, int] = {}
         told: dict[str, float] = {}
-        families: defaultdict[str, list[InstanceOffer]] = defaultdict(list)
-        for offer in offers:
-            families[offer.instance_type.family].append(offer)
         for name in device_types:
             hardware = get_device_type(name)
-            sizes = [
-                (each, units)
-                for family in hardware.families
-                for each in families[family]
-                if each.market is hardware.market and (units := hardware.equal_units_of(each.instance_type))
-            ]
-            if not sizes or any(each.is_reserved for each, _ in sizes):
-                continue
-            limits[name] = 0
-            for each, units in sizes:
-                quota, vcpus = quota_of(each), each.instance_type.vcpus
-                told[quota.name] = allowed = self._vcpus_of(quota)
-                limits[name] = max(limits[name], int(allowed // vcpus) * units)
+            units = {
+                each: hardware.equal_units_of(each.instance_type)
+                for each in offers
+                if each.market is hardware.market and hardware.equal_units_of(each.instance_type)
+            }
+            if units and not any(each.is_reserved for each in units):
+                allowed = {each: self._vcpus_of(quota_of(each)) for each in units}
+                told |= {quota_of(each).name: vcpus for each, vcpus in allowed.items()}
+                limits[name] = max(
+                    int(allowed[each] // each.instance_type.vcpus) * units[each] for each in units
+                )
         texts = (f"{name} {vcpus:g}" for name, vcpus in told.items() if vcpus < _UNKNOWN)
         return UnitLimits(limits, "; ".join(texts))

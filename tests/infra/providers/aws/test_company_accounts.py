@@ -73,8 +73,3 @@ def test_a_refusal_of_the_organisation_is_not_blamed_on_the_policy_of_the_user()
 
     assert "ask its administrator" in error
     assert "infra/iam" not in error
-
-
-def test_a_variable_of_an_earlier_version_is_refused_in_place_of_being_ignored():
-    with pytest.raises(ConfigurationError, match="rename HETERPS_AWS_SUBNET to HETERPS_AWS_SUBNETS"):
-        MachineSettings.of_environment({"HETERPS_AWS_SUBNET": "subnet-1"})
