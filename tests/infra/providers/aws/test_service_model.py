@@ -2,6 +2,7 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from botocore.validate import ParamValidator
@@ -10,10 +11,12 @@ from heterps_core.hardware import Market
 from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger import EndReason
 from infra.machines.sweeper import sweep
+from infra.providers.aws.prices import AwsPrices
 from tests.infra.builders import plan, with_disks
 from tests.infra.faults import provider_with_roles, unlike_plan
 from tests.infra.providers.aws.set_up import SERVICES, set_up
 from tests.infra.providers.aws.test_architectures import mixed_plan
+from tests.moto_server import REGION
 
 
 def of_python(pattern):
@@ -75,6 +78,21 @@ def test_a_value_outside_the_model_is_a_violation(watched):
     ]
 
 
+def ask_prices(ec2, server, judge):
+    """Ask what a plan asks before it; moto has no products."""
+    pricing = server.client("pricing")
+    pricing.meta.events.register("before-parameter-build", judge)
+    pricing.meta.events.register(
+        "before-call.pricing.GetProducts", lambda **_: (SimpleNamespace(status_code=200), {"PriceList": []})
+    )
+    prices, now = AwsPrices(pricing, lambda region: ec2), datetime.now(UTC)
+    prices.on_demand(REGION)
+    prices.on_demand(REGION, instance_type="c7i.large")
+    prices.rates(REGION, now=now)
+    prices.spot(REGION, ["c7i.large", "g4dn.xlarge"], since=now - timedelta(hours=1))
+    prices.sizes(REGION, ["c7i", "c8g", "g4dn", "i4i"])
+
+
 @pytest.mark.slow
 def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_model(
     watched, launch, ledger, server
@@ -89,6 +107,9 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
         mixed_plan(),
     )
 
+    ask_prices(provider.client, server, judge)
+    provider.missing_images()
+    provider.all_regions()
     with set_up(server) as account:
         for service in SERVICES:
             account.listen(service, "before-parameter-build", judge)
@@ -100,12 +121,16 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
         provider.renew_lease(run_id, until=datetime.now(UTC) + timedelta(seconds=600))
         provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
     sweep(provider, now=datetime.now(UTC) + timedelta(hours=1), ledger=ledger)
+    provider.spot_prices(ledger.entries())
 
     assert found == []
     assert {
         "CreateFleet",
         "CreateLaunchTemplate",
         "CreateRole",
+        "DescribeInstanceTypes",
+        "DescribeSpotPriceHistory",
+        "GetProducts",
         "TerminateInstances",
         "GetPolicy",
         "GetServiceQuota",
