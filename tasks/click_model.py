@@ -60,7 +60,7 @@ def _columns(given: Any, schema: DataSchema) -> Columns:
     columns: dict[str, Any]
     if isinstance(given, pd.DataFrame):
         doubled = {str(name) for name in given.columns[given.columns.duplicated()]}
-        if twice := sorted(doubled.intersection((*schema.numeric_columns, *schema.slot_columns))):
+        if twice := sorted(doubled.intersection((*schema.numeric_columns, *schema.text_columns))):
             raise DataError(SOURCE, f"must name each column once, but have {twice[0]!r} twice")
         columns = {str(name): column for name, column in given.items()}
         return columns
@@ -98,7 +98,7 @@ def example_rows(schema: DataSchema) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}
-    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.slot_columns}
+    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.text_columns}
     return pd.DataFrame(columns)
 
 
@@ -106,7 +106,7 @@ def columns_taken(schema: DataSchema) -> list[dict[str, str]]:
     """Return the columns that a model takes and what each should hold, for people."""
     holds = (
         dict.fromkeys(schema.numeric_columns, "number or missing")
-        | dict.fromkeys(schema.slot_columns, "text or number, or missing")
+        | dict.fromkeys(schema.text_columns, "text or number, or missing")
         | dict.fromkeys(schema.list_columns, "list of texts, or one text with separators")
     )
     return [{"name": name, "holds": kind} for name, kind in holds.items()]

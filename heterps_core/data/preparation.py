@@ -261,7 +261,7 @@ def _take_file(
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
     """Refuse categories whose texts the first rule makes of their type, which differs between files (5.0 and 5)."""
-    for name in schema.slot_columns:
+    for name in schema.text_columns:
         first = (
             next((each for each in columns if _written_as(each.field(name).type)), columns[0])
             .field(name)

@@ -103,7 +103,8 @@ class DataSchema(JsonDocument):
     """The numeric columns that are counts or amounts over several magnitudes: they enter as a logarithm."""
 
     categorical_columns: tuple[str, ...] = ()
-    """Columns read as text and hashed, in the order of the model's slots."""
+    """Columns read as text and hashed, in the order of the model's slots. A numeric column may stand here, too: each
+    of its numbers then has a vector of its own, which helps where few numbers occur often, such as ages."""
 
     multi_hot_columns: tuple[MultiHotColumn, ...] = ()
     """Columns of lists of such texts, the slots after the categorical ones."""
@@ -151,8 +152,8 @@ class DataSchema(JsonDocument):
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """All columns that are read from a file: label, weight, numeric and categorical columns."""
-        return (*self.target_columns, *self.numeric_columns, *self.slot_columns)
+        """All columns that are read from a file, each once: label, weight, numeric and categorical columns."""
+        return (*self.target_columns, *self.numeric_columns, *self.text_columns)
 
     @property
     def slot_columns(self) -> tuple[str, ...]:
@@ -162,6 +163,11 @@ class DataSchema(JsonDocument):
             *(column.name for column in self.multi_hot_columns),
             *(column.name for column in self.sequence_columns),
         )
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The slot columns that are read as texts: the categories of numbers are made of the numbers."""
+        return tuple(name for name in self.slot_columns if name not in self.numeric_columns)
 
     @property
     def slot_tables(self) -> tuple[int, ...]:
@@ -276,7 +282,13 @@ def _check_columns(schema: DataSchema) -> None:
         raise ConfigurationError(
             "categorical_columns, multi_hot_columns or sequence_columns must name at least one column, got none"
         )
-    for what, columns in (("column_names", schema.column_names), ("a schema", schema.used_columns)):
+    lists = schema.multi_hot_columns + schema.sequence_columns
+    not_both = (*schema.target_columns, *(each.name for each in lists))
+    for what, columns in (
+        ("column_names", schema.column_names),
+        ("the columns of numbers", (*not_both, *schema.numeric_columns)),
+        ("the columns of categories", (*not_both, *schema.categorical_columns)),
+    ):
         twice = sorted({column for column in columns if columns.count(column) > 1})
         if twice:
             raise ConfigurationError(

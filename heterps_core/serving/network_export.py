@@ -87,7 +87,7 @@ def export_network(exported: Path, folder: Path) -> None:
         )
     columns: dict[str, list[Any]] = {name: [1.0, None] for name in schema.numeric_columns}
     columns |= {name: [["a1b2c3d4"], None] for name in schema.list_columns}
-    columns = {name: ["a1b2c3d4", None] for name in schema.slot_columns} | columns
+    columns = {name: ["a1b2c3d4", None] for name in schema.text_columns} | columns
     dense_ND, ids_NK = model_input(columns, schema, predictor.numeric_transform, features)
     inputs = (torch.from_numpy(dense_ND), torch.from_numpy(ids_NK).long())
     network = _Network(predictor.layers, logit_shift=schema.logit_shift).eval().requires_grad_(False)

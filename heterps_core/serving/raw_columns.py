@@ -20,7 +20,7 @@ from heterps_core.data.features import FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.parquet_reader import plain_column
-from heterps_core.data.reading.row_batch import clean, clean_lists, is_number, shorten
+from heterps_core.data.reading.row_batch import categories_of, clean, clean_lists, is_number, shorten
 from heterps_core.data.row_arrays import dense_input, ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -43,7 +43,7 @@ def model_input(
     Raises:
         DataError: A column is missing, has another length, or holds in the place of numbers what is no finite number.
     """
-    needed = (*schema.numeric_columns, *schema.slot_columns)
+    needed = (*schema.numeric_columns, *schema.text_columns)
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(SOURCE, f"must have the columns {', '.join(missing)}")
@@ -58,6 +58,8 @@ def model_input(
     texts = [
         _lists(name, columns[name], schema)
         if name in schema.list_columns
+        else categories_of(pa.array(raw_ND[:, schema.numeric_columns.index(name)], from_pandas=True))
+        if name in schema.numeric_columns
         else joined[name]
         if name in joined
         else _texts(name, columns[name], schema)
@@ -105,7 +107,7 @@ def _joined_texts(columns: Columns, schema: DataSchema) -> dict[str, pa.StringAr
     """Return the categorical columns that are lists of texts, each [N], as `_texts` cleans them."""
     names = [
         name
-        for name in schema.slot_columns
+        for name in schema.text_columns
         if name not in schema.list_columns and _holds_only(columns[name], str)
     ]
     try:

@@ -191,7 +191,7 @@ class _Case:
         assert judgement.log_loss_difference is not None
         own = DataSchema.from_json(read_description(self.opponent.folder)["schema"])
         named = self.dataset.manifest.schema.used_columns
-        read = (*own.numeric_columns, *own.slot_columns)
+        read = (*own.numeric_columns, *own.text_columns)
         self.columns_not_named = tuple(name for name in read if name not in named)
         kept = decision_of(self.opponent)
         self.champion_figures = _figures(judgement.other, kept.challenger if kept else None)

@@ -66,10 +66,10 @@ class ProposedSchema:
                 (
                     shown_name(seen.values.name),
                     seen.type,
-                    seen.role,
+                    f"{seen.role}, {CATEGORICAL}" if seen.is_number_and_category else seen.role,
                     seen.values.missing_share,
                     seen.values.num_values,
-                    seen.values.table_rows(self.num_rows) if seen.role in (CATEGORICAL, MULTI_HOT) else None,
+                    seen.values.table_rows(self.num_rows) if seen.has_table else None,
                     seen.remark,
                 )
                 for seen in self.columns
@@ -124,7 +124,9 @@ def propose_schema(
             time_column=time_column,
             numeric_columns=named(NUMERIC, COUNT),
             count_columns=named(COUNT),
-            categorical_columns=named(CATEGORICAL),
+            categorical_columns=tuple(
+                seen.values.name for seen in columns if seen.has_table and seen.role != MULTI_HOT
+            ),
             multi_hot_columns=tuple(
                 MultiHotColumn(name=seen.values.name, max_length=seen.list_length)
                 for seen in columns
@@ -153,7 +155,7 @@ def _readable(
     Raises:
         DataError: No column of categories is left, or the reader refuses the rows for another reason.
     """
-    slots = [seen for seen in columns if seen.role in (CATEGORICAL, MULTI_HOT)]
+    slots = [seen for seen in columns if seen.has_table]
     if not slots:
         doubts = [f"{shown_name(seen.values.name)} {seen.remark}" for seen in columns if seen.is_leak]
         raise DataError(

@@ -35,7 +35,7 @@ def _is_proven(chunk: pq.ColumnChunkMetaData, kind: pq.ColumnSchema, name: str, 
     is_whole = chunk.physical_type in ("INT32", "INT64", "BOOLEAN")
     if name not in schema.target_columns and is_whole:
         return True
-    if name in schema.slot_columns and chunk.physical_type == "BYTE_ARRAY":
+    if name in schema.text_columns and chunk.physical_type == "BYTE_ARRAY":
         return bool(kind.logical_type.type == "STRING" or kind.converted_type == "UTF8")
     found = chunk.statistics
     if found is not None and name not in schema.target_columns and found.null_count == chunk.num_values:
@@ -44,7 +44,7 @@ def _is_proven(chunk: pq.ColumnChunkMetaData, kind: pq.ColumnSchema, name: str, 
         return False
     low, high = found.min, found.max
     if name not in schema.target_columns:
-        largest = _SURELY_EXACT if name in schema.slot_columns else float(np.finfo(np.float32).max)
+        largest = _SURELY_EXACT if name in schema.text_columns else float(np.finfo(np.float32).max)
         return bool(-largest <= low <= high <= largest)
     if not is_whole or not isinstance(low, int) or not found.has_null_count or found.null_count:
         return False

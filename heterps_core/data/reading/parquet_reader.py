@@ -117,7 +117,7 @@ def _checked_group(
         table = file.read_row_group(index, columns=list(names), use_threads=False)
     try:
         record_batch = _record_batch(table, names, schema)
-        for name in set(names) & {*schema.slot_columns}:
+        for name in set(names) & {*schema.text_columns}:
             problem = identity_problem(record_batch.column(name))
             if problem is not None:
                 raise DataError(path, f"column {name} {problem}")

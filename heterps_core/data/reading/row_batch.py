@@ -62,22 +62,24 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
 
     The columns are `schema.used_columns`, in that order; of padded ones the blanks around a text are dropped.
     """
-    columns = iter(record_batch.columns)
-    targets = check_targets([next(columns) for _ in schema.target_columns], schema, is_padded=is_padded)
+    columns = dict(zip(schema.used_columns, record_batch.columns, strict=True))
+    targets = check_targets([columns[name] for name in schema.target_columns], schema, is_padded=is_padded)
     # Column by column in memory, as columns are checked and transformed.
     numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64, order="F")
     num_present = 0
-    for index in range(len(schema.numeric_columns)):
-        column = _as_numbers(next(columns), schema, is_padded=is_padded)
+    for index, name in enumerate(schema.numeric_columns):
+        column = columns[name] = _as_numbers(columns[name], schema, is_padded=is_padded)
         if column is None:
             return None
         num_present += len(column) - column.null_count
         numbers[:, index] = column.to_numpy(zero_copy_only=False)
     texts = tuple(
-        clean_lists(column, schema, is_padded=is_padded)
+        clean_lists(columns[name], schema, is_padded=is_padded)
         if name in schema.list_columns
-        else clean(column, schema, is_padded=is_padded)
-        for name, column in zip(schema.slot_columns, columns, strict=True)
+        else categories_of(columns[name])
+        if name in schema.numeric_columns
+        else clean(columns[name], schema, is_padded=is_padded)
+        for name in schema.slot_columns
     )
     # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
     if targets is None or int(np.isfinite(numbers).sum()) != num_present:
@@ -199,6 +201,12 @@ def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.
         return column.cast(pa.float64(), safe=False)
     except pa.ArrowInvalid:
         return None
+
+
+def categories_of(numbers: pa.DoubleArray) -> pa.DictionaryArray:
+    """Return numbers as indices into their texts, null where missing."""
+    different = numbers.dictionary_encode()
+    return pa.DictionaryArray.from_arrays(different.indices, column_texts(different.dictionary))
 
 
 def clean(

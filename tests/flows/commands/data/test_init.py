@@ -300,6 +300,21 @@ def test_parts_without_rows_are_not_looked_at(tmp_path):
     assert DataSchema.load(tmp_path / "_s.json").categorical_columns == ("town",)
 
 
+def test_few_numbers_that_occur_often_are_categories_too_and_a_schema_needs_no_others(tmp_path, capsys):
+    rows = "".join(f"{row % 2},{20 + row % 7 * row % 41},{row * 1.5}\n" for row in range(4_200))
+    (tmp_path / "x.csv").write_text(f"label,age,price\n{rows}")
+
+    assert main(["init", str(tmp_path / "x.csv"), "--output", str(tmp_path / "s.json")]) == 0
+
+    schema = DataSchema.load(tmp_path / "s.json")
+    assert schema.numeric_columns == ("age", "price")
+    assert schema.categorical_columns == ("age",)
+    assert "numeric, categorical" in capsys.readouterr().out
+    assert (
+        prepare_dataset(tmp_path / "x.csv", schema=schema, out_dir=tmp_path / "d").manifest.num_rows == 4_200
+    )
+
+
 def test_a_number_that_names_each_row_is_left_out(tmp_path):
     rows = "".join(f"{row},{row % 2},s{row % 3}\n" for row in range(100))
     (tmp_path / "x.csv").write_text(f"row_id,label,site\n{rows}")
