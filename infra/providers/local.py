@@ -71,7 +71,7 @@ class LocalProvider(ProcessProvider):
         for key in keys:
             self._lease_path(*key).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                self._run_folder(key[0]).rmdir()
+                self._lease_path(*key).parent.rmdir()
 
     def list_instances(self, run_id: str | None = None) -> tuple[Instance, ...]:
         """Return nodes that have a lease file, and nodes that have only processes left."""
@@ -108,11 +108,8 @@ class LocalProvider(ProcessProvider):
             lease.write(path)
         return Started(LOOPBACK, _instance_id(*key), datetime.fromisoformat(lease.launched_at), lease.port)
 
-    def _run_folder(self, run_id: str) -> Path:
-        return self.state_directory / run_id
-
     def _lease_path(self, run_id: str, node_id: str) -> Path:
-        return self._run_folder(run_id) / f"{node_id}{LEASE_SUFFIX}"
+        return self.state_directory / run_id / f"{node_id}{LEASE_SUFFIX}"
 
     def _lease_paths(self, run_id: str | None) -> list[Path]:
         folder = run_id if run_id is not None else "*"

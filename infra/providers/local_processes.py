@@ -122,13 +122,11 @@ class NodeProcesses:
         Raises:
             ProvisioningError: A process is there after it was killed.
         """
-        deadline_s = time.monotonic() + _KILL_GRACE_S
-        for process in self._of(keys, leaders):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.terminate()
-        self._wait_for_none(keys, leaders, timeout_s=_TERM_GRACE_S)
+        began_s = time.monotonic()
+        asked: set[int] = set()
         while processes := self._of(keys, leaders):
-            if time.monotonic() > deadline_s:
+            waited_s = time.monotonic() - began_s
+            if waited_s > _KILL_GRACE_S:
                 pids = ", ".join(str(process.pid) for process in processes)
                 runs = ", ".join(sorted({run_id for run_id, _ in keys}))
                 raise ProvisioningError(
@@ -137,18 +135,15 @@ class NodeProcesses:
                 )
             for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self._wait_for_none(keys, leaders, timeout_s=1.0)
+                    if waited_s > _TERM_GRACE_S:
+                        process.kill()
+                    elif process.pid not in asked:
+                        process.terminate()
+                        asked.add(process.pid)
+            time.sleep(POLL_INTERVAL_S)
         for key in keys:
             if child := _CHILDREN.pop((self._state_directory, key), None):
                 child.wait()
-
-    def _wait_for_none(
-        self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity], *, timeout_s: float
-    ) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s and self._of(keys, leaders):
-            time.sleep(POLL_INTERVAL_S)
 
     def _of(self, keys: Collection[NodeKey], leaders: Sequence[ProcessIdentity]) -> list[psutil.Process]:
         """Return the live processes that carry the tag of a node, or are in the session of its leader."""

@@ -137,10 +137,9 @@ def decide(
             lost_share = max(1 - _speed(rest, left) / _speed(rest, wanted), 0.0)
             start_seconds = resume_seconds + _RESUME_SECONDS + STARTUP_SECONDS * lost_share
     options = [_Option(way=Way.KEEP, refusal=refused[Way.KEEP]) if Way.KEEP in refused else keep]
-    if Way.REPLACE in refused:
-        options.append(_Option(way=Way.REPLACE, refusal=refused[Way.REPLACE]))
-    elif not kept:
-        options.append(_Option(way=Way.REPLACE, refusal="no machine of the fleet is left"))
+    refusal = refused.get(Way.REPLACE, "" if kept else "no machine of the fleet is left")
+    if refusal:
+        options.append(_Option(way=Way.REPLACE, refusal=refusal))
     else:
         bought = wanted.plans[0].only(missing)
         usd_per_hour = bought.price_usd_per_hour + bought.disk_usd_per_hour

@@ -128,7 +128,7 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
             machine
             for machine in provider.list_instances()
             if run_of_launch(machine.run_id) != run_id
-            and _is_alive(machine, tags_grace_s=provider.tags_grace_s)
+            and reason_to_end(machine, now=datetime.now(UTC), tags_grace_s=provider.tags_grace_s) is None
         ]
         if live:
             raise LiveFleetError(_refusal(live))
@@ -142,11 +142,6 @@ def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
         for entry in ledger_entries(workspace)
         if entry.is_open and (now - entry.intended_at).total_seconds() < DEFAULT_LIFETIME_S
     ]
-
-
-def _is_alive(machine: Instance, *, tags_grace_s: float) -> bool:
-    reason = reason_to_end(machine, now=datetime.now(UTC), tags_grace_s=tags_grace_s)
-    return not machine.is_ended and reason is None
 
 
 def _refusal(live: list[Instance]) -> str:

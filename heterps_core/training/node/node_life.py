@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import FrameType
-from typing import Protocol
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.errors import ConfigurationError
@@ -49,7 +48,7 @@ HEARTBEAT = "heartbeat.json"
 LEAVING = "leaving.json"
 NODES = "nodes"
 
-_NOTICE_INTERVAL_S = 5.0
+NOTICE_INTERVAL_S = 5.0
 """As AWS recommends for the notice of an interruption."""
 
 CLUSTER_TIMEOUT_S = 600.0
@@ -169,13 +168,6 @@ def heartbeat(run: RunDirectory, node_id: str) -> Iterator[None]:
         yield
 
 
-class _Notices(Protocol):
-    """Where a notice of the end of a node comes from."""
-
-    def interrupted_at(self) -> str | None:
-        """Return when the node will end, in ISO 8601; None without a notice."""
-
-
 class SignalledNotice:
     """The notice of a batch system: it sends SIGUSR1 some time before it ends a job."""
 
@@ -187,13 +179,13 @@ class SignalledNotice:
         self._at = self._at or (datetime.now(UTC) + timedelta(seconds=NOTICE_S)).isoformat(timespec="seconds")
 
     def interrupted_at(self) -> str | None:
-        """Return when the node will end; see `_Notices`."""
+        """Return when the node will end; see `watch_notices`."""
         return self._at
 
 
 @contextmanager
 def watch_notices(
-    run: RunDirectory, node_id: str, service: _Notices, *, poll_interval_s: float = _NOTICE_INTERVAL_S
+    run: RunDirectory, node_id: str, service: SignalledNotice | InstanceMetadata
 ) -> Iterator[None]:
     """Ask for notices while the block runs, and pass them on."""
     noted: str | None = None
@@ -211,7 +203,7 @@ def watch_notices(
         except (OSError, ValueError, KeyError) as problem:
             logger.warning("notices could not be read, trying again: %s", problem)
 
-    with repeated(look, interval_s=poll_interval_s, name="notices"):
+    with repeated(look, interval_s=NOTICE_INTERVAL_S, name="notices"):
         yield
 
 

@@ -57,8 +57,7 @@ def main() -> int:
     prepare_to_fork()
     with _ending_signals() as is_ending:
         try:
-            cluster = wait_for_cluster(run)
-            place = _place_in(cluster) or _wait_for_place(run, cluster.generation, is_ending)
+            place = _wait_for_place(run, wait_for_cluster(run).generation - 1, is_ending)
         except HeterpsError as error:
             # The node is not part of the cluster, so its files are not read: this is for its own log.
             logger.error("%s", error)
@@ -121,11 +120,6 @@ def _is_followed(run: RunDirectory, generation: int) -> Callable[[], bool]:
     return is_there
 
 
-def _place_in(cluster: Cluster) -> tuple[Cluster, Node] | None:
-    node = own_node(cluster)
-    return None if node is None else (cluster, node)
-
-
 def _wait_for_place(
     run: RunDirectory, generation: int, is_ending: threading.Event
 ) -> tuple[Cluster, Node] | None:
@@ -134,13 +128,12 @@ def _wait_for_place(
     Others may take its place, and a spare node takes that of a lost one. There is no limit: a flow that will name no
     further generation ends its machines, and a dead one no longer renews their leases.
     """
-    while not is_ending.wait(NEXT_CLUSTER_POLL_S):
-        cluster = read_cluster(run, after_generation=generation)
-        if cluster is None:
-            continue
-        if place := _place_in(cluster):
-            return place
-        generation = cluster.generation
+    while not is_ending.is_set():
+        if cluster := read_cluster(run, after_generation=generation):
+            if node := own_node(cluster):
+                return cluster, node
+            generation = cluster.generation
+        is_ending.wait(NEXT_CLUSTER_POLL_S)
     return None
 
 

@@ -2,7 +2,10 @@
 
 import time
 
+import pytest
+
 from heterps_core.instance_metadata import InstanceMetadata
+from heterps_core.training.node import node_life
 from heterps_core.training.node.node_life import leaving_nodes, watch_notices
 from heterps_core.training.storage.run_directory import STOP, RunDirectory
 from tests.metadata_server import metadata_server
@@ -11,8 +14,13 @@ from tests.waiting import wait_for
 INTERRUPTION = '{"action": "terminate", "time": "2026-11-21T04:02:00Z"}'
 
 
+@pytest.fixture(autouse=True)
+def short_interval(monkeypatch):
+    monkeypatch.setattr(node_life, "NOTICE_INTERVAL_S", 0.02)
+
+
 def watched(run, address):
-    return watch_notices(run, "stage0-node3", InstanceMetadata(address), poll_interval_s=0.02)
+    return watch_notices(run, "stage0-node3", InstanceMetadata(address))
 
 
 def test_an_interruption_is_written_down_and_asks_for_a_checkpoint_and_an_end(tmp_path):
