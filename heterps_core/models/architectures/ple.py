@@ -1,5 +1,7 @@
 """PLE (Tang et al. 2020, "Progressive Layered Extraction (PLE): A Novel Multi-Task Learning Model").
 
+With a linear part, as `mmoe` has: without it a frequent label loses by a rare one beside it (docs/QUALITY.md).
+
 Shapes: B rows, W columns, E experts.
 """
 
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.parts import ClickModel, mlp
+from heterps_core.models.architectures.parts import ClickModel, Wide, mlp
 from heterps_core.models.embedding_layers import Embeddings
 
 EXPERTS, TOWER_WIDTH = 2, 32
@@ -21,13 +23,14 @@ EXPERTS, TOWER_WIDTH = 2, 32
 
 
 class PLE(ClickModel):
-    """A level of experts for each hidden width, in which labels and what they share stay apart; a tower for each."""
+    """A level of experts for each hidden width, on streams of each label and a shared one; a tower for each label."""
 
     WIDTHS = (128, 64)
 
     def make(self, features: FeatureSpec, dimension: int) -> None:
         """Make the layers."""
         self.vectors = Embeddings(features, dimension=dimension)
+        self.wide = Wide(features)
         self.num_labels = features.num_labels
         widths = [self.vectors.width, *self._widths]
         self.levels = nn.ModuleList(
@@ -42,9 +45,11 @@ class PLE(ClickModel):
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
         streams = [self.vectors(batch)] * (self.num_labels + 1)
+        linear_BL: Tensor = self.wide(batch)
         for level in self.levels:
             streams = level(streams)
-        return torch.cat([tower(stream) for tower, stream in zip(self.towers, streams, strict=False)], 1)
+        logits = [tower(stream) for tower, stream in zip(self.towers, streams, strict=False)]
+        return linear_BL + torch.cat(logits, 1)
 
 
 class _Level(nn.Module):
