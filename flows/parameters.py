@@ -101,7 +101,7 @@ class _ModelParameters(SourceParameters):
     """What is trained, and on which rows."""
 
     model: str = DEFAULT_MODEL
-    """Name of a model (cross-deep, lr, wide-deep, deepfm, dlrm, dcnv2, xdeepfm, rankmixer, wukong; for histories din,
+    """Name of a model (cross-deep, lr, wide-deep, deepfm, dlrm, dcnv2, rankmixer, wukong; for histories din,
     sasrec, hstu; for several labels mmoe, ple; of the papers ctrdnn, ctrdnn-16, 2emb, matchnet, nce), or your own as
     package.module:function."""
 

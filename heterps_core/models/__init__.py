@@ -20,7 +20,6 @@ CTR_MODELS: dict[str, str] = {
     "cross-deep": "heterps_core.models.architectures.cross_deep:build",
     "dlrm": "heterps_core.models.architectures.dlrm:DLRM",
     "dcnv2": "heterps_core.models.architectures.dcn:DCN",
-    "xdeepfm": "heterps_core.models.architectures.xdeepfm:XDeepFM",
     "din": "heterps_core.models.architectures.din:DIN",
     "mmoe": "heterps_core.models.architectures.mmoe:MMoE",
     "ple": "heterps_core.models.architectures.ple:PLE",

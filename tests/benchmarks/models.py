@@ -55,7 +55,7 @@ from tests.worker_processes import run_in_processes
 
 MODELS = (
     *("matchnet", "2emb", "lr", "wide-deep", "deepfm", "dlrm", "dcnv2"),
-    *("xdeepfm", "rankmixer", "wukong", "din", "mmoe", "ple", "cross-deep"),
+    *("rankmixer", "wukong", "din", "mmoe", "ple", "cross-deep"),
 )
 DEVICE_TYPES = ["cpu-r6in", "gpu-t4"]
 FEATURES = FeatureSpec(num_dense=13, slot_rows=(300,) * 26)

@@ -34,7 +34,7 @@ from tasks.sources import ClickSource
 from tests.benchmarks.quality_streams import history_stream, two_label_stream
 
 MODELS = (
-    *("cross-deep", "lr", "wide-deep", "deepfm", "dlrm", "dcnv2", "xdeepfm"),
+    *("cross-deep", "lr", "wide-deep", "deepfm", "dlrm", "dcnv2"),
     *("rankmixer", "wukong", "din", "mmoe", "ple", "ctrdnn", "2emb"),
 )
 """Without `ctrdnn-16`, `matchnet` and `nce`, on which plans are compared. `din` has no sequence here."""

@@ -161,7 +161,7 @@ TRAINING = [
         "dropout probability has to be between 0 and 1",
     ),
     (
-        {"model_settings": {"cross_widths": 3}, "model": "xdeepfm"},
+        {"model_settings": {"cross_widths": 3}, "model": "dcnv2"},
         "cross_widths must be a list of whole numbers",
     ),
     ({"model_settings": {"dropout": [1, 2]}, "model": "deepfm"}, "dropout must be a number, got"),
