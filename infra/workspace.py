@@ -7,6 +7,7 @@ machine sees what a dead flow left, and that deleting one folder undoes everythi
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -218,7 +219,13 @@ class Workspace:
         """
         # `create` draws it before it makes this folder.
         drawn = OLDER_CLOUD_NAME if self.runs_directory.exists() else f"w-{secrets.token_hex(4)}"
-        return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
+        try:
+            return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
+        except OSError as problem:
+            # A full disk must not keep a sweep from machines whose name is known without it.
+            if problem.errno == errno.ENOSPC and drawn == OLDER_CLOUD_NAME:
+                return drawn
+            raise
 
     def run_folder(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.

@@ -103,7 +103,9 @@ class AwsEc2Provider(Provider):
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
         client_of = partial(aws_client, region=region, config=_retries())
-        machines = MachineSettings.of_environment(os.environ, workspace.cloud_name())
+        # A name is drawn only where it counts: on a full disk a sweep could not write it, and machines must end.
+        name = os.environ.get("HETERPS_AWS_WORKSPACE") or workspace.cloud_name()
+        machines = MachineSettings.of_environment(os.environ, name)
         quotas = Quotas(partial(client_of, "service-quotas"), region)
         return cls(client_of("ec2"), machines, iam=client_of("iam"), quotas=quotas)
 

@@ -9,6 +9,7 @@ from infra.machines.sweeper import sweep_workspace
 from infra.providers import provider_of
 from infra.workspace import OLDER_CLOUD_NAME, Workspace
 from tests.infra.builders import bootstrap, plan
+from tests.small_disk import CAN_MOUNT, mounted
 
 
 @pytest.fixture
@@ -78,3 +79,17 @@ def test_a_workspace_from_before_drawn_names_keeps_the_name_of_its_machines(tmp_
     workspace.runs_directory.mkdir()
 
     assert workspace.create().cloud_name() == OLDER_CLOUD_NAME
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="mounting a small file system needs root")
+def test_on_a_full_disk_a_name_that_is_known_is_not_written(tmp_path):
+    """A sweep must reach its machines; a new workspace has none, and draws no name twice."""
+    with mounted(tmp_path / "older") as disk:
+        older = Workspace(root=disk.path)
+        older.runs_directory.mkdir()
+        disk.fill()
+        assert older.cloud_name() == OLDER_CLOUD_NAME
+    with mounted(tmp_path / "new") as disk:
+        disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            Workspace(root=disk.path).cloud_name()
