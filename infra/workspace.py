@@ -222,7 +222,7 @@ class Workspace:
         try:
             return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
         except OSError as problem:
-            # A full disk must not keep a sweep from machines whose name is known without it.
+            # A full disk must not keep a sweep from machines with a name that is known without it.
             if problem.errno == errno.ENOSPC and drawn == OLDER_CLOUD_NAME:
                 return drawn
             raise

@@ -140,7 +140,7 @@ class Probe(fx.Interpreter):
 
     Attributes:
         found: What each operation returned.
-        written: By an operation that writes in place, the operations and constants whose values it changed.
+        written: By an operation that writes in place, the operations and constants that it changed.
         plain: Operations of torch alone that multiply no matrices and draw no random numbers.
     """
 

@@ -27,7 +27,7 @@ on the wire, to pack it 8 and to pass it through a socket 3; an operation makes 
 def make_where_used(graph: fx.Graph, probes: Sequence[Probe]) -> dict[fx.Node, fx.Node]:
     """Move operations to the uses of their values where less travels then; return the original of each copy.
 
-    Operations whose results are not used are left out.
+    Operations without a use of their results are left out.
 
     Args:
         probes: Of `ROW_COUNTS` rows; what copies return is noted in them.

@@ -60,7 +60,7 @@ class ProcessProvider(Provider):
 
     @abstractmethod
     def living_nodes(self, run_id: str) -> Collection[str]:
-        """Return the nodes of a run whose processes live."""
+        """Return the nodes of a run with living processes."""
 
     def variables(self, launch: Launch) -> dict[str, str]:
         """Return the environment of the nodes of a launch.
@@ -147,7 +147,7 @@ def _node_folder(run_location: str, node_id: str) -> Path | None:
 
 
 def prepared_console(run_location: str, node_id: str) -> Path:
-    """Return the file for the console of a node, in whose folder nothing says yet that it is up."""
+    """Return the file for the console of a node; nothing in its folder says yet that it is up."""
     folder = _node_folder(run_location, node_id)
     if folder is None:
         return Path(os.devnull)

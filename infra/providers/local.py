@@ -51,7 +51,7 @@ class LocalProvider(ProcessProvider):
         return (self._start(request, launch) for request in requests)
 
     def living_nodes(self, run_id: str) -> set[str]:
-        """Return the nodes whose first process lives; see `ProcessProvider.living_nodes`."""
+        """Return the nodes with a living first process; see `ProcessProvider.living_nodes`."""
         leases = ((_key_of(path)[1], LeaseFile.read(path)) for path in self._lease_paths(run_id))
         return {node_id for node_id, lease in leases if lease and lease.leader and lease.leader.is_alive()}
 

@@ -102,7 +102,7 @@ def _run_generation(run: RunDirectory, cluster: Cluster, node: Node, is_ending: 
 
 
 def _is_followed(run: RunDirectory, generation: int) -> Callable[[], bool]:
-    """Return a question: does another generation follow one whose workers still wait for those of a lost node?
+    """Return a question: does another generation follow one in which workers still wait for those of a lost node?
 
     Once all have met, they see one another's end. Before, they may wait for minutes, and as long it is looked for.
     """

@@ -69,7 +69,7 @@ def is_passing(operation: str, code: str, message: str) -> bool:
 
 
 def repeat_passing(*clients: Any) -> None:
-    """Let boto3's clients repeat each call whose refusal passes, with the same request.
+    """Let boto3's clients repeat each call with a refusal that passes, with the same request.
 
     A refused fleet is left to its launch, which repeats it under another token: to the token that it knows EC2 would
     answer as before. Where a fleet may have been made, the same token finds it.

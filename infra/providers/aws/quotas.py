@@ -115,7 +115,7 @@ class Quotas:
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the most units of device types; see `Provider.unit_limits`."""
         limits: dict[str, int] = {}
-        told: dict[str, float] = {}
+        known: dict[str, float] = {}
         for name in device_types:
             hardware = get_device_type(name)
             units = {
@@ -125,9 +125,9 @@ class Quotas:
             }
             if units and not any(each.is_reserved for each in units):
                 allowed = {each: self._vcpus_of(quota_of(each)) for each in units}
-                told |= {quota_of(each).name: vcpus for each, vcpus in allowed.items()}
+                known |= {quota_of(each).name: vcpus for each, vcpus in allowed.items()}
                 limits[name] = max(
                     int(allowed[each] // each.instance_type.vcpus) * units[each] for each in units
                 )
-        texts = (f"{name} {vcpus:g}" for name, vcpus in told.items() if vcpus < _UNKNOWN)
+        texts = (f"{name} {vcpus:g}" for name, vcpus in known.items() if vcpus < _UNKNOWN)
         return UnitLimits(limits, "; ".join(texts))

@@ -129,7 +129,7 @@ class RayProvider(ProcessProvider):
             yield Started(answer["address"], name, answer["launched_at"])
 
     def living_nodes(self, run_id: str) -> set[str]:
-        """Return the nodes whose actors say that their process lives; see `ProcessProvider.living_nodes`."""
+        """Return the nodes with a living process, as their actors say; see `ProcessProvider.living_nodes`."""
         actors = self._actors(run_id).items()
         return {name.partition("/")[2] for name, (_, answer) in actors if answer["is_alive"]}
 

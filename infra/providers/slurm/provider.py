@@ -131,7 +131,7 @@ class SlurmProvider(ProcessProvider):
             yield Started(addresses[job.host], job.instance_id, job.machine.launched_at)
 
     def living_nodes(self, run_id: str) -> set[str]:
-        """Return the nodes whose components run; see `ProcessProvider.living_nodes`."""
+        """Return the nodes with a running component; see `ProcessProvider.living_nodes`."""
         return {job.node_id for job in jobs_of(self._mark, run_id) if job.state == RUNNING}
 
     def renew_lease(self, run_id: str, *, until: datetime) -> None:

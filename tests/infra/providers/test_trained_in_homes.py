@@ -158,7 +158,7 @@ def test_each_row_is_trained_once_where_twenty_daemons_of_slurm_are_killed(
 
 
 class ReplacedHome(LossyHome):
-    """A home whose lost machines are replaced, as in a night."""
+    """A home that replaces lost machines, as in a night."""
 
     is_interrupted = True
 

@@ -56,7 +56,7 @@ def test_a_quota_that_the_refused_purchase_would_have_used_instead_is_no_obstacl
 
 
 @pytest.fixture
-def told(server):
+def quotas_of(server):
     """Returns the quotas of an account that tells vCPUs by the quota's code; moto knows no quotas of EC2."""
 
     def act(vcpus):
@@ -75,29 +75,31 @@ def told(server):
     return act
 
 
-def test_a_plan_beyond_a_quota_is_refused_before_anything_is_asked_of_ec2(launch, client, wire, told):
+def test_a_plan_beyond_a_quota_is_refused_before_anything_is_asked_of_ec2(launch, client, wire, quotas_of):
     """Two machines of 2 vCPUs each."""
     with pytest.raises(
         QuotaExceededError,
         match=r"Standard.* of 3 vCPUs, and asks for 4; aws service-quotas .*"
         "--quota-code L-1216C47A --region us-east-1 --desired-value 4",
     ) as refused:
-        launch(provider=AwsEc2Provider(client, quotas=told({"L-1216C47A": 3.0})))
+        launch(provider=AwsEc2Provider(client, quotas=quotas_of({"L-1216C47A": 3.0})))
 
     assert refused.value.quotas == (STANDARD,)
     assert wire.requests == []
 
 
-@pytest.mark.parametrize("vcpus", [{"L-1216C47A": 4.0}, {}], ids=["enough", "not told"])
-def test_a_plan_within_a_quota_or_with_one_that_aws_does_not_tell_is_launched(launch, client, told, vcpus):
-    assert len(launch(provider=AwsEc2Provider(client, quotas=told(vcpus))).nodes) == 2
+@pytest.mark.parametrize("vcpus", [{"L-1216C47A": 4.0}, {}], ids=["enough", "unknown"])
+def test_a_plan_within_a_quota_or_with_one_that_aws_does_not_tell_is_launched(
+    launch, client, quotas_of, vcpus
+):
+    assert len(launch(provider=AwsEc2Provider(client, quotas=quotas_of(vcpus))).nodes) == 2
 
 
-def test_a_quota_limits_the_units_of_each_device_type(told):
+def test_a_quota_limits_the_units_of_each_device_type(quotas_of):
     """c7i.large has 2 vCPUs, which are one unit: of 5 vCPUs two machines are left, and of none on spot none."""
     offers = [offer(), offer(market=Market.SPOT)]
 
-    limits = told({"L-1216C47A": 5.0, "L-34B43A08": 0.0}).unit_limits(
+    limits = quotas_of({"L-1216C47A": 5.0, "L-34B43A08": 0.0}).unit_limits(
         ["cpu-c7i", "cpu-c7i-spot", "gpu-t4"], offers
     )
 
