@@ -57,7 +57,10 @@ class PlanSearch:
     def found(self) -> Found:
         """Search the plan, and its number format where none is asked for."""
         with explained_by(self.deadline):
-            return search_with_wire_dtype(self.run.asked.wire_dtype, self.with_wire_dtype)
+            longest_list = max(self.run.dataset.features.slot_lengths)
+            return search_with_wire_dtype(
+                self.run.asked.wire_dtype, self.with_wire_dtype, longest_list=longest_list
+            )
 
     def first_problems(self) -> list[SchedulingProblem]:
         """Return the problem of each zone that is searched first."""

@@ -74,7 +74,10 @@ def _traced(model: str, module: nn.Module) -> fx.Graph:
     whole: set[str] = set()
     while True:
         try:
-            graphs = [_Tracer(whole).trace(_without_constants(module).train(mode)) for mode in (False, True)]
+            (in_evaluation, fixed), (graph, constants) = [
+                (_Tracer(whole).trace(_without_constants(module).train(mode)), _constants(module))
+                for mode in (False, True)
+            ]
             break
         except _UntraceableError as found:
             whole.add(found.path)
@@ -84,18 +87,23 @@ def _traced(model: str, module: nn.Module) -> fx.Graph:
                 f"cut, but {_where(error)}: {' '.join(str(error).split())}; move that part into a torch.nn.Module of "
                 f"its own, which runs as a whole"
             ) from error
-    in_evaluation, graph = graphs
-    if in_evaluation.python_code("self").src != graph.python_code("self").src:
+    is_same = in_evaluation.python_code("self").src == graph.python_code("self").src
+    if not is_same or any(not torch.equal(value, constants[name]) for name, value in fixed.items()):
         raise ConfigurationError(
-            f"the forward of the model {model!r} must not ask for self.training, as it is traced once; take modules "
-            f"that do, such as torch.nn.Dropout"
+            f"the forward of the model {model!r} must not ask for self.training, or draw random numbers, as it is "
+            f"traced once; take modules that do, such as torch.nn.Dropout"
         )
     return graph
 
 
+def _constants(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that a forward made without a batch."""
+    return {name: value for name, value in vars(module).items() if name.startswith("_tensor_constant")}
+
+
 def _without_constants(module: nn.Module) -> nn.Module:
     """Return a module without the constants of an earlier trace, so that the next one gives the same names."""
-    for name in [name for name in vars(module) if name.startswith("_tensor_constant")]:
+    for name in _constants(module):
         delattr(module, name)
     return module
 

@@ -95,6 +95,7 @@ def leaks_of(dataset: PreparedDataset) -> list[str]:
     } | {
         name: pa.array(np.concatenate([part.ids[:, slot] for part in parts])).cast(pa.string())
         for slot, name in enumerate(schema.categorical_columns)
+        if name in schema.text_columns
     }
     remarks = {name: leak_remark(leak_auc(column, is_click)) for name, column in columns.items()}
     return [f"{name} {remark}" for name, remark in remarks.items() if remark]

@@ -183,6 +183,8 @@ def _read(files: Sequence[SourcePath], schema: DataSchema) -> _Sample:
         for index, name in enumerate(schema.numeric_columns)
     }
     for index, name in enumerate(schema.slot_columns):
+        if name in columns:
+            continue
         halves, num_missing, num_left = (Counter[str](), Counter[str]()), 0, num_rows // 2
         for batch in batches:
             texts = batch.texts[index]

@@ -204,9 +204,15 @@ def _as_numbers(column: pa.Array, schema: DataSchema, *, is_padded: bool) -> pa.
 
 
 def categories_of(numbers: pa.DoubleArray) -> pa.DictionaryArray:
-    """Return numbers as indices into their texts, null where missing."""
+    """Return numbers as indices into their texts, null where missing.
+
+    Fractions are rounded to float32 first, as a file or a caller may have them.
+    """
     different = numbers.dictionary_encode()
-    return pa.DictionaryArray.from_arrays(different.indices, column_texts(different.dictionary))
+    exact = different.dictionary
+    is_whole, rounded = pc.equal(pc.floor(exact), exact), exact.cast(pa.float32(), safe=False)
+    texts = pc.if_else(is_whole, column_texts(exact), column_texts(rounded))
+    return pa.DictionaryArray.from_arrays(different.indices, texts)
 
 
 def clean(

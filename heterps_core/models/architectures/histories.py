@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
+from heterps_core.errors import ConfigurationError
 from heterps_core.models.architectures.parts import ClickModel
 from heterps_core.models.slot_embedding import SlotEmbedding
 
@@ -54,7 +55,15 @@ class HistoryEncoder(HistoryModel):
         raise NotImplementedError
 
     def make(self, features: FeatureSpec, dimension: int) -> None:
-        """Make the layers."""
+        """Make the layers.
+
+        Raises:
+            ConfigurationError: Vectors cannot be shared out among the heads.
+        """
+        if dimension % self.HEADS:
+            raise ConfigurationError(
+                f"embedding_dim must be a multiple of {self.HEADS}, the heads of attention, got {dimension}"
+            )
         self.make_embedding(features, dimension)
         self.encoders = nn.ModuleList(
             _Encoder(

@@ -282,6 +282,18 @@ class AsksForTheMode(Model):
         return self.output(F.dropout(self.embedding(batch), 0.5, self.training))
 
 
+class MakesAConstantByTheMode(Model):
+    def forward(self, batch):
+        return self.output(self.embedding(batch)) * (
+            torch.tensor(2.0) if self.training else torch.tensor(1.0)
+        )
+
+
+class MakesARandomConstant(Model):
+    def forward(self, batch):
+        return self.output(self.embedding(batch) + torch.randn(14))
+
+
 class WritesAcrossAnEmbedding(Branches):
     def forward(self, batch):
         columns = self.hidden(self.embedding(batch))
@@ -319,6 +331,8 @@ class Misfits(Model):
             r"same for all values.*line \d+ of test_module_line.py.*control flow.*Module of its own",
         ),
         (AsksForTheMode, r"must not ask for self\.training.*torch\.nn\.Dropout"),
+        (MakesAConstantByTheMode, r"must not ask for self\.training"),
+        (MakesARandomConstant, "must not .* draw random numbers"),
         (
             WritesAcrossAnEmbedding,
             r"cut at its embedding late, but add_ writes in place to hidden; look rows up",

@@ -10,7 +10,7 @@ from tasks.scheduling import Searches
 from tests.tasks.builders import make_problem
 
 
-def searched(*, gbit_per_s, exchange_seconds, max_units=8, asked=None):
+def searched(*, gbit_per_s, exchange_seconds, max_units=8, asked=None, longest_list=256):
     """Return the format that is chosen, those that were searched, and the plan, on units with such links."""
     formats = []
 
@@ -34,7 +34,7 @@ def searched(*, gbit_per_s, exchange_seconds, max_units=8, asked=None):
         found = ExactScheduler().search(problem, budget_evaluations=64, seed=0)
         return problem, Searches(results={"exact": found}, without_plan={}, taken="exact")
 
-    wire_dtype, _, searches = search_with_wire_dtype(asked, search)
+    wire_dtype, _, searches = search_with_wire_dtype(asked, search, longest_list=longest_list)
     return wire_dtype, formats, searches.chosen.plan
 
 
@@ -60,6 +60,10 @@ def test_one_worker_sends_nothing():
 
     assert [stage.num_replicas for stage in plan.stages] == [1]
     assert (wire_dtype, formats) == ("float32", ["float32"])
+
+
+def test_lengths_that_bfloat16_would_round_travel_in_float32():
+    assert searched(gbit_per_s=2, exchange_seconds=0.2, longest_list=257)[:2] == ("float32", ["float32"])
 
 
 @pytest.mark.parametrize("asked", ["float32", "bfloat16"])

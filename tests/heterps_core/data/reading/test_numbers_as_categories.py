@@ -96,6 +96,19 @@ def test_callers_get_what_training_saw(tmp_path, ages):
     assert (dense.tolist(), ids.tolist()) == expected
 
 
+def test_fractions_have_one_row_in_short_and_long_floats_texts_and_from_callers(tmp_path):
+    prices = [0.1, 2.3, 1 / 3]
+    rows = {"click": [0] * 3, "town": ["a"] * 3}
+    pq.write_table(pa.table(rows | {"age": pa.array(prices, pa.float32())}), tmp_path / "short.parquet")
+    pq.write_table(pa.table(rows | {"age": pa.array(prices, pa.float64())}), tmp_path / "long.parquet")
+    (tmp_path / "texts.csv").write_text("".join(f"0,a,{price!r}\n" for price in prices))
+
+    found = [input_of(tmp_path / name, BOTH)[1] for name in ("short.parquet", "long.parquet", "texts.csv")]
+    asked = model_input({"town": rows["town"], "age": prices}, BOTH, PLAIN, FEATURES)[1]
+
+    assert found == [asked.tolist()] * 3
+
+
 def test_text_is_prepared_once_and_read_again_as_it_was(tmp_path):
     rows = "".join(f"{row % 2},t{row % 3},{row % 7}\n" for row in range(200))
     (tmp_path / "rows.csv").write_text(rows)
