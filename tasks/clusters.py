@@ -120,7 +120,7 @@ def end_machines_of(workspace: Workspace, run_id: str) -> int:
     except (LedgerError, OSError) as problem:
         problems.append(problem)
     if not is_complete:
-        names = possible_providers() if ledger is None else providers_in_use(ledger)
+        names = possible_providers() if ledger is None else providers_in_use(ledger.entries())
         places = [(name, region) for name in names for region in regions_of(workspace, name, None)]
         for name, region in places:
             try:

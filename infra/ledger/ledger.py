@@ -69,12 +69,6 @@ class Ledger:
         checked._check_intent = check
         return checked
 
-    def check_writable(self) -> None:
-        """Check that something can be written; raises LedgerError as every method does."""
-        with self._transaction() as database:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            database.execute(f"PRAGMA user_version = {version}")
-
     def last_attempt(self, run_id: str) -> int:
         """Return the number of the run's newest attempt, 1 where it has none."""
         return max((entry.attempt for entry in self.entries(run_id=run_id)), default=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -39,13 +39,23 @@ class SweptMachine:
     """Its whole cost, which its run is charged; 0 where neither it nor the ledger has a price."""
 
     problem: str | None = None
+    is_booked: bool = True
+    """Whether the ledger says so, as far as it has a price; the next sweep writes down what is missing."""
 
     def __str__(self) -> str:
         verb = "ended" if self.problem is None else "could not end"
         text = f"{verb} {self.provider_instance_id} of run {self.run_id}: {self.reason}, {self.usd:.6f} USD in all"
         if self.problem is not None:
             return f"{text}; left to the next sweep: {self.problem}"
-        return text
+        return text if self.is_booked else f"{text}; not written down"
+
+
+class UnbookedError(LedgerError):
+    """Machines were swept, but not all of it could be written down."""
+
+    def __init__(self, problem: LedgerError, machines: list[SweptMachine]) -> None:
+        super().__init__(str(problem))
+        self.machines = machines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +75,7 @@ class Sweep:
         Raises:
             ProvisioningError: Not so; names the machines that are left and the providers that did not answer.
         """
-        machines = (str(m) for m in self.machines if m.problem is not None)
+        machines = (str(m) for m in self.machines if m.problem is not None or not m.is_booked)
         if left := [*machines, *self.problems]:
             raise ProvisioningError("; ".join(left))
 
@@ -84,17 +94,15 @@ def sweep_workspace(
     ledger: Ledger | None = None
     entries: tuple[LedgerEntry, ...] | None = None
     try:
-        readable, note = usable_ledger(workspace)
+        ledger, note = usable_ledger(workspace)
         notes += [note] if note else []
-        entries = readable.entries()
-        readable.check_writable()
-        ledger = readable
+        entries = ledger.entries()
     except (LedgerError, OSError) as problem:
         problems.append(
             f"machines are ended, and what became of them may be missing in the ledger: {problem}"
         )
     if names is None:
-        names = possible_providers() if ledger is None or notes else providers_in_use(ledger)
+        names = possible_providers() if entries is None or notes else providers_in_use(entries)
     machines: list[SweptMachine] = []
     places: list[str] = []
     for name in names:
@@ -104,6 +112,10 @@ def sweep_workspace(
                 provider = provider_of(workspace, name, region=place)
                 machines += sweep(provider, now=provider.now(), ledger=ledger)
                 places.append(where)
+            except UnbookedError as problem:
+                machines += problem.machines
+                places.append(where)
+                problems.append(f"{where} was swept and is not all written down: {problem}")
             except (HeterpsError, OSError) as problem:
                 problems.append(f"{where} was not swept: {problem}")
     return Sweep(machines=tuple(machines), problems=tuple(problems), places=tuple(places), notes=tuple(notes))
@@ -140,29 +152,39 @@ def sweep(provider: Provider, *, now: datetime, ledger: Ledger | None) -> list[S
     the ledger does not know gets an entry from its tags, and one that it holds for ended is launched again. All
     that must end is ended first, each in an attempt of its own; only then is anything written down.
 
-    Without a ledger that can be used nothing is written down.
+    Without a ledger nothing is written down, and after its first error nothing more.
 
     Raises:
         ProvisioningError: The provider does not answer.
-        LedgerError: All were asked to end, and it could not be written down; the next sweep does it.
+        UnbookedError: All were asked to end, and it could not be written down; the next sweep does it.
     """
-    open_entries = [] if ledger is None else _open_entries(ledger, provider)
-    ids = [entry.provider_instance_id for entry in open_entries if entry.provider_instance_id is not None]
-    instances = provider.remembered_instances(ids)
+    instances = provider.remembered_instances(_known_ids(ledger, provider))
     began_s = time.monotonic()
     looks = [_look_at(provider, instance, now=now, began_s=began_s) for instance in instances]
-    booked = [
-        _reported(provider, look, None) if ledger is None else _booked(provider, look, now=now, ledger=ledger)
-        for look in looks
-    ]
-    swept = [machine for machine in booked if machine is not None]
-    if ledger is not None:
-        swept += _close_gone(provider, instances, now=now, ledger=ledger)
+    swept: list[SweptMachine] = []
+    unbooked: LedgerError | None = None
+    for look in looks:
+        machine = _reported(provider, look, None)
+        try:
+            if ledger is not None:
+                machine = _booked(provider, look, now=now, ledger=ledger)
+        except LedgerError as problem:
+            # What is wrong with it for one machine (held, full) is so for all, and each would wait for its lock.
+            ledger, unbooked = None, problem
+        if machine is not None:
+            swept.append(replace(machine, is_booked=ledger is not None))
+    try:
+        if ledger is not None:
+            swept.extend(_close_gone(provider, instances, now=now, ledger=ledger))
+    except LedgerError as problem:
+        unbooked = problem
     try:
         for name in provider.remove_leftovers(now=now):
             logger.info("deleted %s", name)
     except ProvisioningError as problem:
         logger.warning("leftovers that cost nothing stay to the next sweep: %s", problem)
+    if unbooked is not None:
+        raise UnbookedError(unbooked, swept) from unbooked
     return swept
 
 
@@ -213,12 +235,12 @@ def possible_providers() -> list[str]:
     return sorted(name for name, each in PROVIDERS.items() if each.has_regions or each.is_set_up())
 
 
-def providers_in_use(ledger: Ledger) -> list[str]:
+def providers_in_use(entries: Iterable[LedgerEntry]) -> list[str]:
     """Return the providers with open machines in the ledger, and those that are set up here.
 
     The latter whatever a lost ledger says.
     """
-    names = {entry.provider for entry in ledger.entries() if entry.is_open}
+    names = {entry.provider for entry in entries if entry.is_open}
     return sorted({*names, *(name for name, provider in PROVIDERS.items() if provider.is_set_up())})
 
 
@@ -290,11 +312,10 @@ def _keep_in_books(provider: Provider, instance: Instance, *, now: datetime, led
 
 def _close_gone(
     provider: Provider, instances: Sequence[Instance], *, now: datetime, ledger: Ledger
-) -> list[SweptMachine]:
-    """Close the open entries that no machine answers to."""
+) -> Iterator[SweptMachine]:
+    """Close the open entries that no machine answers to, and yield those that had one."""
     ids = {instance.provider_instance_id for instance in instances}
     nodes = {(instance.run_id, instance.node_id) for instance in instances}
-    gone: list[SweptMachine] = []
     for entry in _open_entries(ledger, provider):
         is_old = (now - entry.intended_at).total_seconds() > provider.lease_s
         # A young one may have been launched after the provider was asked.
@@ -304,8 +325,16 @@ def _close_gone(
             ledger.failed(entry.run_id, entry.node_id, reason=f"{NO_MACHINE} by the sweep", at=now)
         else:
             # It ended some time before; counting to now errs on the expensive side.
-            gone.append(_close(provider, entry, reason=EndReason.GONE, at=now, ledger=ledger))
-    return gone
+            yield _close(provider, entry, reason=EndReason.GONE, at=now, ledger=ledger)
+
+
+def _known_ids(ledger: Ledger | None, provider: Provider) -> list[str]:
+    try:
+        entries = [] if ledger is None else _open_entries(ledger, provider)
+    except LedgerError as problem:
+        logger.warning("machines are looked for by their tags alone: %s", problem)
+        return []
+    return [entry.provider_instance_id for entry in entries if entry.provider_instance_id is not None]
 
 
 def _open_entries(ledger: Ledger, provider: Provider) -> list[LedgerEntry]:

@@ -1,13 +1,17 @@
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from heterps_core.errors import LedgerError, ProvisioningError
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.ledger.ledger_entry import Instance
-from infra.machines.sweeper import providers_in_use, reason_to_end, sweep
+from infra.machines.sweeper import providers_in_use, reason_to_end, sweep, sweep_workspace
 from infra.providers.local import LocalProvider
-from tests.infra.builders import offer, plan
+from infra.workspace import Workspace
+from tests.infra.builders import bootstrap, offer, plan
 
 NOW = datetime(2026, 7, 21, tzinfo=UTC)
 LIVE = Instance(
@@ -91,6 +95,79 @@ def test_young_entries_are_left_to_the_launch_that_may_be_under_way(provider, le
 
 
 def test_providers_with_open_entries_are_swept_by_default(ledger):
-    assert providers_in_use(ledger) == ["aws", "here", "local"]
+    assert providers_in_use(ledger.entries()) == ["aws", "here", "local"]
     ledger.close_run("cloud", reason=EndReason.RUN_ENDED, at=NOW)
-    assert providers_in_use(ledger) == ["here", "local"]
+    assert providers_in_use(ledger.entries()) == ["here", "local"]
+
+
+def left_machines(workspace, tmp_path):
+    """Start three machines with a lease that is over; return their ledger."""
+    ledger = Ledger(workspace.ledger_path)
+    LocalProvider.for_workspace(workspace, region="").launch(
+        plan(offer(), offer(), offer()),
+        run_id="left",
+        lease_until=datetime.now(UTC) - timedelta(seconds=1),
+        bootstrap=bootstrap(tmp_path / "run"),
+        ledger=ledger,
+    )
+    return ledger
+
+
+def refuse_updates(ledger, condition):
+    """Let SQLite answer updates of some entries as where the disk is full."""
+    with closing(sqlite3.connect(ledger.path)) as database, database:
+        database.execute(
+            f"CREATE TRIGGER full BEFORE UPDATE ON machines WHEN {condition} "
+            "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+        )
+
+
+def test_machines_end_where_the_ledger_cannot_be_read_at_that_moment(tmp_path):
+    provider = LocalProvider.for_workspace(workspace := Workspace(root=tmp_path), region="")
+    ledger = left_machines(workspace, tmp_path)
+    ledger.path.write_bytes(b"no database" * 1_000)
+
+    with pytest.raises(LedgerError, match="not a database") as caught:
+        sweep(provider, now=datetime.now(UTC), ledger=ledger)
+
+    assert provider.list_instances() == ()
+    assert [str(machine).endswith("; not written down") for machine in caught.value.machines] == [True] * 3
+
+
+def test_a_ledger_that_fails_in_the_middle_of_a_sweep_loses_no_machine_of_its_report(tmp_path):
+    workspace = Workspace(root=tmp_path)
+    ledger = left_machines(workspace, tmp_path)
+    second = ledger.entries()[1].node_id
+    refuse_updates(ledger, f"OLD.node_id = '{second}'")
+
+    swept = sweep_workspace(workspace, ["local"])
+
+    assert LocalProvider.for_workspace(workspace, region="").list_instances() == ()
+    assert [(machine.problem, machine.is_booked) for machine in swept.machines] == [
+        (None, True),
+        (None, False),
+        (None, False),
+    ]
+    (problem,) = swept.problems
+    assert "local was swept and is not all written down" in problem
+    assert "database or disk is full" in problem
+    with pytest.raises(ProvisioningError, match=f"{second}.*; not written down; .*disk is full"):
+        swept.check_clean()
+
+
+def test_machines_are_looked_for_by_id_where_the_ledger_can_be_read_and_not_written(tmp_path, monkeypatch):
+    ledger = left_machines(workspace := Workspace(root=tmp_path), tmp_path)
+    refuse_updates(ledger, "TRUE")
+    asked = []
+    remembered = LocalProvider.remembered_instances
+
+    def seen(provider, ids):
+        asked.append(set(ids))
+        return remembered(provider, ids)
+
+    monkeypatch.setattr(LocalProvider, "remembered_instances", seen)
+
+    swept = sweep_workspace(workspace, ["local"])
+
+    assert asked == [{entry.provider_instance_id for entry in ledger.entries()}]
+    assert [machine.is_booked for machine in swept.machines] == [False] * 3
