@@ -294,6 +294,11 @@ class RayProvider(ProcessProvider):
                 for actor in actors:
                     ray.kill(actor)
                 raise InsufficientCapacityError(_not_placed(run_id, len(requests), self._wait_s)) from problem
+            except ray.exceptions.ActorDiedError as problem:
+                raise ProvisioningError(
+                    f"a node of run {run_id} could not start: {str(problem).strip().splitlines()[-1]}; "
+                    f"{bootstrap.run_location} must be a folder that all machines share, or name a run store"
+                ) from problem
 
     def _end(self, names: Collection[str]) -> tuple[str, ...]:
         """End actors with their processes, and wait until Ray does not know them.

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from heterps_core.errors import ProvisioningError
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.base import InsufficientCapacityError
 from infra.providers.ray.node_actor import node_class
@@ -326,3 +327,20 @@ def test_three_kinds_train_as_in_one_process(machines, tmp_path):
     ray.check_trained(ray.train())
 
     assert ray.provider.list_instances() == ()
+
+
+def test_a_machine_without_the_folder_of_the_run_is_reported_in_one_line(
+    provider, ledger, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "infra.providers.ray.provider.prepared_console", lambda *_: tmp_path / "elsewhere" / "console.log"
+    )
+
+    with pytest.raises(
+        ProvisioningError, match=r"No such file or directory: .*elsewhere.*; .*must be a"
+    ) as e:
+        launch(provider, ledger, bootstrap(tmp_path / "run"))
+
+    assert "\n" not in str(e.value)
+    assert {entry.state for entry in ledger.entries()} == {EntryState.FAILED}
+    assert provider.list_instances() == ()
