@@ -222,8 +222,8 @@ class Workspace:
         try:
             return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
         except OSError as problem:
-            # A full disk must not keep a sweep from machines with a name that is known without it.
-            if problem.errno == errno.ENOSPC and drawn == OLDER_CLOUD_NAME:
+            # A disk that is full or read-only must not keep a sweep from machines with a name known without it.
+            if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) and drawn == OLDER_CLOUD_NAME:
                 return drawn
             raise
 

@@ -61,7 +61,6 @@ def main() -> int:
         # The node is not part of the cluster, so its files are not read: this is for its own log.
         logger.error("%s", error)
         return error.exit_status
-    assert node is not None, "each node of the cluster is measured"
     status, log_tail = 0, ""
     with heartbeat(run, node.node_id):
         try:

@@ -118,25 +118,22 @@ class ProcessProvider(Provider):
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""
         run_id, deadline_s = cluster.run_id, time.monotonic() + timeout_s
-        folders = {
-            node.node_id: _node_folder(self._locations.get(run_id, ""), node.node_id)
-            for node in cluster.nodes
-        }
+        location = self._locations[run_id]
+        folders = {node.node_id: _node_folder(location, node.node_id) for node in cluster.nodes}
         while True:
             living = self.living_nodes(run_id)
-            folders = {
-                node_id: folder
-                for node_id, folder in folders.items()
-                if node_id not in living or (folder is not None and not (folder / _BOOTED).exists())
+            booting = {
+                node_id for node_id, folder in folders.items() if folder and not (folder / _BOOTED).exists()
             }
-            for node_id in folders.keys() if time.monotonic() > deadline_s else folders.keys() - living:
-                trouble = (
-                    f"is not up after {timeout_s:.0f} s" if node_id in living else "ended before it was up"
-                )
+            late = booting if time.monotonic() > deadline_s else set()
+            for node_id in sorted((folders.keys() - living) | late):
+                trouble = f"is not up after {timeout_s:.0f} s"
+                if node_id not in living:
+                    trouble = f"ended before {'it was' if node_id in booting else 'all were'} up"
                 raise ProvisioningError(
                     f"node {node_id} of run {run_id} {trouble}; {_last_said(folders[node_id])}"
                 )
-            if not folders:
+            if not booting:
                 return
             time.sleep(_POLL_INTERVAL_S)
 
@@ -159,10 +156,11 @@ def prepared_console(run_location: str, node_id: str) -> Path:
 def _last_said(folder: Path | None) -> str:
     """Return the last line that a node printed."""
     if folder is None:
-        return "look at its bucket and its role"
-    with suppress(OSError, IndexError):
+        return "what it printed is not kept where the run directory is a bucket, which its machine must reach"
+    with suppress(OSError, ValueError):
         console = folder / _CONSOLE
-        return f"its console {console} ends with: {console.read_text(errors='replace').split(chr(10))[-2]}"
+        *_, last = filter(str.strip, console.read_text(errors="replace").split("\n"))
+        return f"its console {console} ends with: {last}"
     return f"it printed nothing into {folder}, which all machines must share"
 
 

@@ -175,8 +175,8 @@ class LeaseFile:
     """What stands on disk for one node, written before its process is started."""
 
     instance_type: str
-    port: int
-    """Where workers meet, if this node is the first of its launch."""
+    port: int = 0
+    """Where workers meet, if this node is the first of its launch; 0 in files of versions that had no port there."""
 
     owner: ProcessIdentity
     launched_at: str

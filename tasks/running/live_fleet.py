@@ -114,7 +114,7 @@ def check_no_other_fleet(workspace: Workspace, run_id: str) -> None:
     """Check that no other run has machines alive; orphaned ones are terminated first.
 
     Raises:
-        LiveFleetError: One has; names its machines and the fix.
+        LiveFleetError: One has; names it, the number of its machines, and the fix.
         ProvisioningError: A provider that may have some does not answer.
     """
     if not _young_open_entries(workspace):
@@ -147,7 +147,8 @@ def _young_open_entries(workspace: Workspace) -> list[LedgerEntry]:
 def _refusal(live: list[Instance]) -> str:
     run_id = run_of_launch(live[0].run_id)
     count = sum(run_of_launch(machine.run_id) == run_id for machine in live)
+    machines = "1 machine" if count == 1 else f"{count} machines"
     return (
-        f"one fleet at a time may be alive in a workspace, but run {run_id} has {count} machines; wait until it has "
+        f"one fleet at a time may be alive in a workspace, but run {run_id} has {machines}; wait until it has "
         f"ended, or end it: heterps stop {run_id}"
     )

@@ -104,7 +104,7 @@ def read_cluster(run: RunDirectory, *, after_generation: int = 0) -> Cluster | N
     return cluster if cluster is not None and cluster.generation > after_generation else None
 
 
-def own_node(cluster: Cluster) -> Node | None:
+def find_own_node(cluster: Cluster) -> Node | None:
     """Return which node this is: the named one, or the one on this machine; None where it is no part of the cluster.
 
     Raises:
@@ -114,6 +114,18 @@ def own_node(cluster: Cluster) -> Node | None:
     own = node_id or InstanceMetadata().instance_id()
     names = ((node.node_id if node_id else node.provider_instance_id, node) for node in cluster.nodes)
     return next((node for name, node in names if name == own), None)
+
+
+def own_node(cluster: Cluster) -> Node:
+    """Return which node this is; see `find_own_node`.
+
+    Raises:
+        ConfigurationError: It is no part of the cluster.
+    """
+    if (node := find_own_node(cluster)) is None:
+        names = ", ".join(node.node_id for node in cluster.nodes)
+        raise ConfigurationError(f"this node must be one of the cluster's: {names}")
+    return node
 
 
 def runs_here_as_dry_run() -> bool:

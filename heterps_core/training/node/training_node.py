@@ -29,10 +29,10 @@ from heterps_core.training.node.node_life import (
     GENERATION_VARIABLE,
     NEXT_CLUSTER_POLL_S,
     SignalledNotice,
+    find_own_node,
     heartbeat,
     is_machine,
     node_key,
-    own_node,
     own_run_directory,
     read_cluster,
     runs_here_as_dry_run,
@@ -130,7 +130,7 @@ def _wait_for_place(
     """
     while not is_ending.is_set():
         if cluster := read_cluster(run, after_generation=generation):
-            if node := own_node(cluster):
+            if node := find_own_node(cluster):
                 return cluster, node
             generation = cluster.generation
         is_ending.wait(NEXT_CLUSTER_POLL_S)

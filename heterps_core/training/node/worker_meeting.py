@@ -43,7 +43,6 @@ def meet(run: RunDirectory, job: TrainingJob, signs: SignsOfLife) -> tuple[Stage
     if cluster.generation != generation:
         raise RuntimeError(f"generation {cluster.generation} follows {generation} already")
     node, slot = own_node(cluster), int(os.environ["LOCAL_RANK"])
-    assert node is not None
     host, _, port = cluster.rendezvous.rpartition(":")
     is_host = node == cluster.rendezvous_node and slot == 0
     store = open_store(

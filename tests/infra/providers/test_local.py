@@ -81,7 +81,11 @@ def leaders_of_two_nodes(provider) -> set[int]:
 
 
 def test_the_node_sees_its_run_and_runs_in_the_run_directory(provider, ledger, tmp_path):
-    program = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}))"
+    program = (
+        "import json, os, time\n"
+        "print(json.dumps({k: v for k, v in os.environ.items() if 'HETERPS_' in k}), flush=True)\n"
+        "time.sleep(100)\n"
+    )
     reported = replace(bootstrap(tmp_path / "run", ("-c", program)), run_key=b"key")
     cluster = launch(provider, ledger, reported)
     provider.wait_until_ready(cluster, timeout_s=120.0)
@@ -207,6 +211,17 @@ def test_processes_whose_lease_file_is_lost_are_found_by_their_tag(provider, led
     assert tagged_pids(provider) == []
 
 
+def test_a_lease_file_of_an_older_version_keeps_its_node_alive(provider, ledger, tmp_path):
+    launch(provider, ledger, bootstrap(tmp_path / "run"))
+    for path in provider.state_directory.glob(f"*/*{LEASE_SUFFIX}"):
+        lease = json.loads(path.read_text())
+        port = lease.pop("port")
+        path.write_text(json.dumps({**lease, "run_id": "r1", "rendezvous": f"127.0.0.1:{port}"}))
+
+    assert sweep(provider, now=datetime.now(UTC), ledger=ledger) == []
+    assert len(provider.living_nodes("r1")) == 2
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"lease_until": 3}', "[]"])
 def test_a_lease_file_that_cannot_be_read_counts_as_expired(provider, ledger, tmp_path, content):
     launch(provider, ledger, bootstrap(tmp_path / "run"))
@@ -233,6 +248,21 @@ def test_a_node_that_dies_at_once_is_reported_with_its_console(provider, ledger,
 
     with pytest.raises(ProvisioningError, match=r"(?s)ended before it was up.*must be Python 3\.11"):
         provider.wait_until_ready(cluster, timeout_s=120.0)
+
+
+def test_a_node_that_ends_after_it_was_up_is_reported_while_another_still_boots(provider, ledger, tmp_path):
+    """Its last line has no newline, as of a process that is killed while it prints."""
+    cluster = launch(provider, ledger, bootstrap(tmp_path / "run", ("-c", "print('no room', end='')")))
+    folders = [tmp_path / "run" / "nodes" / node.node_id for node in cluster.nodes]
+    wait_for((folders[0] / "booted").exists)
+    wait_for(lambda: not provider.living_nodes("r1"))
+    (folders[0] / "console.log").write_text("no room")
+    (folders[1] / "booted").unlink(missing_ok=True)
+
+    with pytest.raises(
+        ProvisioningError, match=r"stage0-node0 of run r1 ended before all were up.*: no room$"
+    ):
+        provider.wait_until_ready(cluster, timeout_s=20.0)
 
 
 def test_a_node_that_does_not_come_up_in_time_is_reported(provider, ledger, tmp_path):

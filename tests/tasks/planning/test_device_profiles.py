@@ -12,13 +12,21 @@ import torch
 from heterps_core.cluster import Cluster, Node
 from heterps_core.data.features import FeatureSpec
 from heterps_core.device_types import DEVICE_TYPES
-from heterps_core.errors import BudgetExceededError, HeterpsError, ProvisioningError, TrainingError
+from heterps_core.errors import (
+    BudgetExceededError,
+    ConfigurationError,
+    HeterpsError,
+    ProvisioningError,
+    TrainingError,
+)
 from heterps_core.hardware import Market
 from heterps_core.machine import software_versions
+from heterps_core.profiling import profiling_node
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache
 from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_node import PROFILE_JOB, _measure_node, _profile_key, follow_profiling
+from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.node.node_life import HEARTBEAT, exit_key, node_key
 from heterps_core.training.storage.run_directory import CLUSTER, RunDirectory
 from heterps_core.training.storage.verified_files import read_unverified_json, write_signed_json
@@ -307,10 +315,9 @@ def test_a_rented_machine_that_fails_is_named_and_borne_by_what_was_measured(wor
     assert kept["cpu-c7i"].cost_usd == pytest.approx(devices.cost_usd)
 
 
-def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path):
-    """Files are named after the device type, also with a path in it."""
-    run = RunDirectory(str(tmp_path))
-    cluster = Cluster(
+@pytest.fixture
+def one_machine():
+    return Cluster(
         run_id="r",
         provider="aws",
         nodes=(
@@ -329,13 +336,34 @@ def test_a_machine_that_says_it_was_another_device_type_is_not_believed(tmp_path
         rendezvous="127.0.0.1:1",
         created_at="2026-11-21T00:00:00+00:00",
     )
+
+
+def test_a_node_that_is_not_in_the_cluster_names_the_cluster_s_nodes_in_one_line(
+    one_machine, tmp_path, monkeypatch, caplog
+):
+    environment = {
+        "HETERPS_RUN_DIR": str(tmp_path),
+        "HETERPS_RUN_KEY": "6b",
+        "HETERPS_NODE_ID": "stage1-node0",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    publish_cluster(RunDirectory(str(tmp_path), secret=b"k"), one_machine)
+
+    assert profiling_node.main() == ConfigurationError.exit_status
+    assert caplog.messages == ["this node must be one of the cluster's: stage0-node0"]
+
+
+def test_a_machine_that_says_it_was_another_device_type_is_not_believed(one_machine, tmp_path):
+    """Files are named after the device type, also with a path in it."""
+    run = RunDirectory(str(tmp_path))
     said = DeviceProfile(
         device_type="../../other", instance_type="c7i.large", is_dry_run=False, profile=make_profile()
     )
     run.write_json(_profile_key("stage0-node0"), said.to_json())
     run.write_json(exit_key("stage0-node0"), {"exit_status": 0, "log_tail": ""})
 
-    results = follow_profiling(run, cluster, time_limit_s=10)
+    results = follow_profiling(run, one_machine, time_limit_s=10)
 
     assert results.measured == {}
     assert results.problems == {

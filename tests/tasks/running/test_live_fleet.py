@@ -96,7 +96,7 @@ def test_machines_of_another_run_refuse_a_launch_with_the_way_out(workspace):
             with pytest.raises(ProvisioningError) as caught:
                 refuse()
             assert str(caught.value).endswith(
-                "run run-1 has 1 machines; wait until it has ended, or end it: heterps stop run-1"
+                "run run-1 has 1 machine; wait until it has ended, or end it: heterps stop run-1"
             )
         assert len(provider_of(workspace, "local").list_instances("run-1.2")) == 1
     check_no_other_fleet(workspace, "run-2")
@@ -172,7 +172,7 @@ def test_a_run_that_may_wait_says_for_whom_and_begins_once_the_other_is_gone(wor
     assert (
         caplog.text.count("for at most 1 min, as one fleet at a time may be alive in a workspace, but") == 1
     )
-    assert "run run-1 has 1 machines" in caplog.text
+    assert "run run-1 has 1 machine" in caplog.text
     assert last_fleet(workspace).run_id == "run-2"
 
 
@@ -192,7 +192,7 @@ def test_a_second_flow_run_of_one_run_is_refused_at_once_and_reported_of_its_mac
     with (
         only_fleet(workspace, "run-1", flow_run_id="first"),
         fleet(workspace, "run-1.2"),
-        pytest.raises(LiveFleetError, match=r"run run-1 has 1 machines; .*end it: heterps stop run-1$"),
+        pytest.raises(LiveFleetError, match=r"run run-1 has 1 machine; .*end it: heterps stop run-1$"),
         only_fleet(workspace, "run-1", flow_run_id="second", max_wait_s=60),
     ):
         pass

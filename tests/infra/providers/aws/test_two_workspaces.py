@@ -1,5 +1,6 @@
 """Two people in one account: neither sees, books nor ends the machines of the other."""
 
+import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -88,6 +89,8 @@ def test_on_a_full_disk_a_name_that_is_known_is_not_written(tmp_path):
         older = Workspace(root=disk.path)
         older.runs_directory.mkdir()
         disk.fill()
+        assert older.cloud_name() == OLDER_CLOUD_NAME
+        subprocess.run(["mount", "-o", "remount,ro", str(disk.path)], check=True)
         assert older.cloud_name() == OLDER_CLOUD_NAME
     with mounted(tmp_path / "new") as disk:
         disk.fill()
