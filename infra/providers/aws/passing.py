@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, NamedTuple
 
-from botocore.exceptions import ConnectionError, HTTPClientError
+from botocore.exceptions import ConnectionError, HTTPClientError, SSLError
 
 PAUSES_S = (1.0, 2.0, 4.0, *(5.0,) * 23)
 """Pauses between the repetitions of a call: 122 s together."""
+
+LONGEST_S = 120.0
+"""No repetition starts later after the first failure of a call, as an attempt that times out takes time itself."""
 
 
 class Passing(NamedTuple):
@@ -83,6 +87,7 @@ def _pause_before_repetition(
     response: tuple[object, Mapping[str, Any]] | None,
     operation: Any,
     attempts: int,
+    request_dict: dict[str, Any],
     caught_exception: Exception | None = None,
     **_: object,
 ) -> float | None:
@@ -95,5 +100,9 @@ def _pause_before_repetition(
         is_refused_fleet = operation.name == "CreateFleet" and code not in _UNCERTAIN
         passes = is_passing(operation.name, code, error.get("Message", "")) and not is_refused_fleet
     else:
-        passes = _was_answered.is_set() and isinstance(caught_exception, ConnectionError | HTTPClientError)
-    return PAUSES_S[attempts - 1] if passes and attempts <= len(PAUSES_S) else None
+        is_lost = isinstance(caught_exception, ConnectionError | HTTPClientError)
+        passes = _was_answered.is_set() and is_lost and not isinstance(caught_exception, SSLError)
+    # A request keeps its context over all its attempts.
+    first_s = request_dict["context"].setdefault("heterps_first_failure_s", monotonic())
+    is_over = attempts > len(PAUSES_S) or monotonic() - first_s >= LONGEST_S
+    return PAUSES_S[attempts - 1] if passes and not is_over else None

@@ -52,10 +52,16 @@ RENDEZVOUS_PORT = 29_400
 POLL_INTERVAL_S = 5
 
 
-def _retries() -> Config:
+def _config(attempts: int = 6, *, connect_s: int = 10, read_s: int = 30) -> Config:
     from botocore.config import Config
 
-    return Config(retries={"mode": "adaptive", "max_attempts": 5})
+    retries: Any = {"mode": "adaptive", "total_max_attempts": attempts}
+    return Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s)
+
+
+def _brief() -> Config:
+    """Return the configuration for questions that no run depends on: a service may be out of reach."""
+    return _config(2, connect_s=3, read_s=10)
 
 
 class AwsEc2Provider(Provider):
@@ -102,11 +108,11 @@ class AwsEc2Provider(Provider):
     @classmethod
     def for_workspace(cls, workspace: Workspace, *, region: str) -> Self:
         """Make the provider by HETERPS_AWS_*, with boto3's own search for credentials; see `Provider`."""
-        client_of = partial(aws_client, region=region, config=_retries())
+        client_of = partial(aws_client, region=region, config=_config())
         # A name is drawn only where it counts: on a full disk a sweep could not write it, and machines must end.
         name = os.environ.get("HETERPS_AWS_WORKSPACE") or workspace.cloud_name()
         machines = MachineSettings.of_environment(os.environ, name)
-        quotas = Quotas(partial(client_of, "service-quotas"), region)
+        quotas = Quotas(partial(client_of, "service-quotas", config=_brief()), region)
         return cls(client_of("ec2"), machines, iam=client_of("iam"), quotas=quotas)
 
     def now(self) -> datetime:
@@ -128,7 +134,7 @@ class AwsEc2Provider(Provider):
     def checks(self) -> Iterator[Check]:
         """Check that a launch would succeed; see `Provider.checks`."""
         known = {"ec2": self.client, "iam": self.iam}
-        other = cache(partial(aws_client, region=self.client.meta.region_name, config=_retries()))
+        other = cache(partial(aws_client, region=self.client.meta.region_name, config=_brief()))
         return access_checks(self.machines, client_of=lambda service: known.get(service) or other(service))
 
     def missing_images(self) -> dict[str, str]:

@@ -6,12 +6,14 @@ EC2 counts vCPUs of running instances, by market and by group of families, in a 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
+
+from botocore.exceptions import ClientError
 
 from heterps_core.device_types import get_device_type
 from heterps_core.errors import ProvisioningError
@@ -19,6 +21,8 @@ from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.providers.aws.errors import explained
 from infra.providers.base import QuotaExceededError, UnitLimits
+
+logger = logging.getLogger(__name__)
 
 _UNKNOWN = 1e9
 """vCPUs of a quota that AWS does not tell: EC2 refuses what is beyond it."""
@@ -84,18 +88,29 @@ def _vcpus(plan: ProvisioningPlan) -> Counter[Quota]:
 class Quotas:
     """The quotas of an account in a region, each asked for once.
 
-    `make_client` returns boto3's client of Service Quotas, which few commands need.
+    `make_client` returns boto3's client of Service Quotas, which few commands need. Where that is out of reach, as
+    from a network without a way to it, all are unknown, and none is asked for again.
     """
 
     def __init__(self, make_client: Callable[[], Any], region: str) -> None:
         self._client = cache(make_client)
         self._region = region
         self._vcpus_of = cache(self._ask)
+        self._is_away = False
 
     def _ask(self, quota: Quota) -> float:
-        with suppress(ProvisioningError), explained("tell a quota"):
-            answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
-            return float(answer["Quota"]["Value"])
+        if self._is_away:
+            return _UNKNOWN
+        try:
+            with explained("tell the account's quotas"):
+                answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
+                return float(answer["Quota"]["Value"])
+        except ProvisioningError as problem:
+            self._is_away = not isinstance(problem.__cause__, ClientError)
+            if self._is_away:
+                logger.warning(
+                    "quotas of vCPUs are unknown, and EC2 refuses a launch beyond them: %s", problem
+                )
         return _UNKNOWN
 
     def check(self, plan: ProvisioningPlan) -> None:

@@ -5,7 +5,7 @@ import time
 from contextlib import nullcontext
 
 import pytest
-from botocore.exceptions import EndpointConnectionError
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError, SSLError
 
 from heterps_core.errors import ProvisioningError
 from infra.providers.aws import passing
@@ -113,6 +113,38 @@ def test_a_network_that_goes_away_is_waited_out_and_one_that_never_answered_is_n
         provider.list_instances()
 
     assert len(wire.requests) == (2 + REPETITIONS if num_answered else 1)
+
+
+def test_a_call_whose_attempts_time_out_ends_two_minutes_after_its_first_failure(wire, provider, monkeypatch):
+    """Time is pretended: attempts of 30 s with pauses of 1, 2, 4 and 5 s fail at 30, 61, 93, 127 and 162 s."""
+    provider.list_instances()
+    monkeypatch.setattr(passing, "PAUSES_S", PAUSES_S)
+    now_s = [0.0]
+    monkeypatch.setattr(time, "sleep", lambda seconds: now_s.append(now_s[-1] + seconds))
+    monkeypatch.setattr(passing, "monotonic", lambda: now_s[-1])
+
+    def time_out():
+        now_s.append(now_s[-1] + 30.0)
+        raise ReadTimeoutError(endpoint_url="http://ec2")
+
+    wire.before = time_out
+    with pytest.raises(ProvisioningError, match="check the network"):
+        provider.list_instances()
+
+    assert (len(wire.requests), now_s[-1]) == (1 + 5, 162.0)
+
+
+def test_a_certificate_that_is_refused_is_not_asked_for_again(wire, provider):
+    provider.list_instances()
+
+    def refuse():
+        raise SSLError(endpoint_url="https://ec2", error="certificate verify failed")
+
+    wire.before = refuse
+    with pytest.raises(ProvisioningError, match="AWS_CA_BUNDLE"):
+        provider.list_instances()
+
+    assert len(wire.requests) == 1 + 1
 
 
 @pytest.mark.parametrize("operation", ["CreateFleet", "PutRolePolicy", "AuthorizeSecurityGroupIngress"])

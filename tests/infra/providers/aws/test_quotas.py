@@ -2,6 +2,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ConnectTimeoutError
 
 from heterps_core.hardware import Market
 from infra.providers.aws.provider import AwsEc2Provider
@@ -105,3 +106,22 @@ def test_a_quota_limits_the_units_of_each_device_type(quotas_of):
 
     assert limits.most == {"cpu-c7i": 2, "cpu-c7i-spot": 0}
     assert limits.text == f"{STANDARD} 5; {STANDARD_SPOT} 0"
+
+
+def test_a_service_that_is_out_of_reach_is_asked_once_and_all_quotas_are_unknown(server, caplog):
+    client, asked = server.client("service-quotas"), []
+
+    def lose(**_):
+        asked.append(1)
+        raise ConnectTimeoutError(endpoint_url="https://servicequotas")
+
+    client.meta.events.register("before-send.service-quotas", lose)
+    offers = [offer(), offer(market=Market.SPOT)]
+
+    limits = Quotas(lambda: client, REGION).unit_limits(["cpu-c7i", "cpu-c7i-spot"], offers)
+
+    assert (len(asked), limits.text) == (1, "")
+    assert min(limits.most.values()) > 1_000_000
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        "quotas of vCPUs are unknown, and EC2 refuses a launch beyond them"
+    ]
