@@ -72,8 +72,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without keys of AWS, numbers of accounts and the user's name in paths."""
-    text = re.sub(r"\b\d{12}\b", "ACCOUNT", text.replace(str(Path.home()), "~"))
+    """Return a text without keys of AWS, numbers of accounts, the user's name in paths, and names in addresses."""
+    if (home := str(Path.home())) != "/":
+        text = text.replace(home, "~")
+    text = re.sub(r"://[^/\s\"]*@", "://...@", re.sub(r"\b\d{12}\b", "ACCOUNT", text))
     return re.sub(r"\b(AKIA|ASIA)[A-Z0-9]{12,}", "KEY", text)
 
 

@@ -22,14 +22,22 @@ from infra.providers.aws.launch_template import (
     template_data,
 )
 from infra.providers.aws.node_role import check_boundary, own_node_roles, roles_path
-from infra.providers.aws.quotas import GRAPHICS, PARALLEL, STANDARD, Quota
+from infra.providers.aws.quotas import GRAPHICS, P5_SPOT, PARALLEL, STANDARD, Quota
 from infra.providers.aws.tags import INTENDED_TAG, as_tag_list, workspace_of
 
 _SMALL_TYPES = {"x86_64": "c5.large", "arm64": "c6g.large"}
 """Sold in every region."""
 
-_LEAST_VCPUS = {"": (STANDARD, 2), " G and VT": (GRAPHICS, 4), " P": (PARALLEL, 16)}
-"""By its name here: a group's quotas of vCPUs, and the vCPUs of its smallest machine."""
+_QUOTAS = {
+    "on-demand": (STANDARD[Market.ON_DEMAND], 2),
+    "spot": (STANDARD[Market.SPOT], 2),
+    "on-demand G and VT": (GRAPHICS[Market.ON_DEMAND], 4),
+    "spot G and VT": (GRAPHICS[Market.SPOT], 4),
+    "on-demand P": (PARALLEL[Market.ON_DEMAND], 16),
+    "spot P4, P3 and P2": (PARALLEL[Market.SPOT], 96),
+    "spot P5": (P5_SPOT, 16),
+}
+"""Quotas of vCPUs by their names here, with the vCPUs of the smallest machine that plans may buy."""
 
 _ALLOWED = "DryRunOperation"
 
@@ -77,7 +85,7 @@ def _quota(account: Account, quota: Quota, least: int) -> str:
     found = account.client_of("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
     vcpus = found["Quota"]["Value"]
     if vcpus < least:
-        found = f"nothing of {quota.name} can be launched with {vcpus:g} vCPUs, as the smallest has {least}"
+        found = f"the quota {quota.name} must be {least} vCPUs for its smallest machine, and is {vcpus:g}"
         raise ConfigurationError(f"{found}; {quota.request(account.region, 64 if least < 16 else 192)}")
     return f"{vcpus:g} vCPUs at a time"
 
@@ -171,12 +179,11 @@ LAUNCH_QUESTIONS = (
     Question(what="way to S3", ask=_way_to_s3),
     *(
         Question(
-            what=f"quota of {market}{name}",
+            what=f"quota of {name}",
             ask=partial(_quota, quota=quota, least=least),
-            worst=CheckState.NOTE if name or market is Market.SPOT else CheckState.MISSING,
+            worst=CheckState.MISSING if name == Market.ON_DEMAND else CheckState.NOTE,
         )
-        for name, (quotas, least) in _LEAST_VCPUS.items()
-        for market, quota in quotas.items()
+        for name, (quota, least) in _QUOTAS.items()
     ),
     Question(what="key pair", ask=_key_pair),
     Question(what="key of volumes", ask=_default_key),

@@ -52,16 +52,16 @@ RENDEZVOUS_PORT = 29_400
 POLL_INTERVAL_S = 5
 
 
-def _config(attempts: int = 6, *, connect_s: int = 10, read_s: int = 30) -> Config:
+_BRIEF = (1, 3, 10)
+"""Configuration for questions that no run depends on, to services that may be out of reach."""
+
+
+def _config(attempts: int = 5, connect_s: int = 10, read_s: int = 30) -> Config:
     from botocore.config import Config
 
-    retries: Any = {"mode": "adaptive", "total_max_attempts": attempts}
-    return Config(retries=retries, connect_timeout=connect_s, read_timeout=read_s)
-
-
-def _brief() -> Config:
-    """Return the configuration for questions that no run depends on: a service may be out of reach."""
-    return _config(2, connect_s=3, read_s=10)
+    return Config(
+        connect_timeout=connect_s, read_timeout=read_s, retries={"mode": "adaptive", "max_attempts": attempts}
+    )
 
 
 class AwsEc2Provider(Provider):
@@ -112,7 +112,7 @@ class AwsEc2Provider(Provider):
         # A name is drawn only where it counts: on a full disk a sweep could not write it, and machines must end.
         name = os.environ.get("HETERPS_AWS_WORKSPACE") or workspace.cloud_name()
         machines = MachineSettings.of_environment(os.environ, name)
-        quotas = Quotas(partial(client_of, "service-quotas", config=_brief()), region)
+        quotas = Quotas(partial(client_of, "service-quotas", config=_config(*_BRIEF)), region)
         return cls(client_of("ec2"), machines, iam=client_of("iam"), quotas=quotas)
 
     def now(self) -> datetime:
@@ -134,7 +134,7 @@ class AwsEc2Provider(Provider):
     def checks(self) -> Iterator[Check]:
         """Check that a launch would succeed; see `Provider.checks`."""
         known = {"ec2": self.client, "iam": self.iam}
-        other = cache(partial(aws_client, region=self.client.meta.region_name, config=_brief()))
+        other = cache(partial(aws_client, region=self.client.meta.region_name, config=_config(*_BRIEF)))
         return access_checks(self.machines, client_of=lambda service: known.get(service) or other(service))
 
     def missing_images(self) -> dict[str, str]:

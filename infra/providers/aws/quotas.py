@@ -51,8 +51,9 @@ def _both(group: str, on_demand: str, spot: str) -> dict[Market, Quota]:
 
 STANDARD = _both("Standard (A, C, D, H, I, M, R, T, Z)", "L-1216C47A", "L-34B43A08")
 GRAPHICS = _both("G and VT", "L-DB2E81BA", "L-3819A6DF")
-PARALLEL = _both("P", "L-417A185B", "L-7212CCBC")
-_P5_SPOT = _both("P5", "", "L-C4BD4855")[Market.SPOT]
+_P_SPOT = Quota("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC")
+PARALLEL = {**_both("P", "L-417A185B", ""), Market.SPOT: _P_SPOT}
+P5_SPOT = Quota("All P5 Spot Instance Requests", "L-C4BD4855")
 _OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295265B", "L-E3A00192")}
 """By the letters before a family's generation; all others are standard."""
 
@@ -61,7 +62,7 @@ def quota_of(offer: InstanceOffer) -> Quota:
     """Return the quota that an offer's vCPUs count against."""
     family = offer.instance_type.family
     if offer.market is Market.SPOT and family.startswith("p5"):
-        return _P5_SPOT
+        return P5_SPOT
     letters = re.match(r"[a-z]*", family)
     return _OTHERS.get(letters[0] if letters else "", STANDARD)[offer.market]
 
@@ -95,22 +96,17 @@ class Quotas:
     def __init__(self, make_client: Callable[[], Any], region: str) -> None:
         self._client = cache(make_client)
         self._region = region
-        self._vcpus_of = cache(self._ask)
-        self._is_away = False
+        self._vcpus_of: Callable[[Quota], float] = cache(self._ask)
 
     def _ask(self, quota: Quota) -> float:
-        if self._is_away:
-            return _UNKNOWN
         try:
             with explained("tell the account's quotas"):
                 answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
                 return float(answer["Quota"]["Value"])
         except ProvisioningError as problem:
-            self._is_away = not isinstance(problem.__cause__, ClientError)
-            if self._is_away:
-                logger.warning(
-                    "quotas of vCPUs are unknown, and EC2 refuses a launch beyond them: %s", problem
-                )
+            if not isinstance(problem.__cause__, ClientError):
+                self._vcpus_of = lambda _: _UNKNOWN
+                logger.warning("quotas of vCPUs are unknown; EC2 refuses a launch beyond them: %s", problem)
         return _UNKNOWN
 
     def check(self, plan: ProvisioningPlan) -> None:

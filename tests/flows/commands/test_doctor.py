@@ -1,6 +1,7 @@
 import argparse
 import json
 import os
+import re
 import socket
 import sqlite3
 from contextlib import closing
@@ -173,6 +174,21 @@ def test_a_report_holds_the_checks_and_neither_keys_nor_accounts(doctor, monkeyp
     assert "profile (KEY-of-ACCOUNT) could not be found" in found["provider aws"]["found"]
     assert key not in text
     assert account not in text
+
+
+def test_a_report_holds_no_password_of_an_address_and_keeps_paths_where_the_home_is_the_root(
+    doctor, monkeypatch, tmp_path
+):
+    secret = "sqlite://ann:p@ss@db.example/a"
+    monkeypatch.setenv("AWS_PROFILE", secret)
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+
+    doctor("--provider", "aws", "--report", str(tmp_path / "report.json"))
+
+    text = (tmp_path / "report.json").read_text()
+    assert "profile (sqlite://...@db.example/a) could not be found" in text
+    assert "ann" not in re.findall(r"\w+", text)
 
 
 def test_the_region_of_the_shell_is_not_where_machines_are_looked_for(monkeypatch, tmp_path):

@@ -99,7 +99,7 @@ class SetUp:
         self.answer(
             "service-quotas",
             "GetServiceQuota",
-            lambda body: {"Quota": {"Value": vcpus if code.encode() in body else 64.0}},
+            lambda body: {"Quota": {"Value": vcpus if code.encode() in body else 192.0}},
         )
 
     def checks(self) -> Iterator[Check]:

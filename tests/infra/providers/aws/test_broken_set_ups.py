@@ -158,23 +158,31 @@ BROKEN = {
     "traffic to S3 through NAT": (nat, ("way to S3", CheckState.OK, "0.045 USD a GB.*create-vpc-endpoint")),
     "no quota of machines": (
         quota("L-1216C47A", 1.0),
-        ("quota of on-demand", MISSING, "with 1 vCPUs.*request-service-quota-increase.*L-1216C47A"),
+        (
+            "quota of on-demand",
+            MISSING,
+            "must be 2 vCPUs.* is 1; .*request-service-quota-increase.*L-1216C47A",
+        ),
     ),
     "no quota of spot machines": (
         quota("L-34B43A08", 0.0),
-        ("quota of spot", NOTE, "nothing of All Standard .*Spot.* can be launched with 0 .*L-34B43A08"),
+        ("quota of spot", NOTE, "All Standard .*Spot.* must be 2 .* is 0; .*L-34B43A08"),
     ),
     "no quota of cards": (
         quota("L-DB2E81BA", 0.0),
-        ("quota of on-demand G and VT", NOTE, "the smallest has 4.*L-DB2E81BA"),
+        ("quota of on-demand G and VT", NOTE, "must be 4 .*L-DB2E81BA"),
     ),
     "no quota of cards on spot": (
         quota("L-3819A6DF", 0.0),
-        ("quota of spot G and VT", NOTE, "nothing of All G and VT Spot.*L-3819A6DF"),
+        ("quota of spot G and VT", NOTE, "All G and VT Spot.* must be 4 .*L-3819A6DF"),
+    ),
+    "a quota of large cards on spot below their smallest machine": (
+        quota("L-7212CCBC", 64.0),
+        ("quota of spot P4, P3 and P2", NOTE, "must be 96 .* is 64; .*L-7212CCBC"),
     ),
     "no quota of large cards": (
         quota("L-417A185B", 8.0),
-        ("quota of on-demand P", NOTE, "with 8 vCPUs, as the smallest has 16.*L-417A185B.* 192"),
+        ("quota of on-demand P", NOTE, "must be 16 .* is 8; .*L-417A185B.* 192"),
     ),
     "a key pair that does not exist": (
         setting(key_name="none"),

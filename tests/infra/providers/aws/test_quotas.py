@@ -25,7 +25,7 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
         ("g5.xlarge", Market.SPOT, "All G and VT Spot Instance Requests"),
         ("p3.2xlarge", Market.ON_DEMAND, "Running On-Demand P instances"),
         ("gr6.4xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
-        ("p4d.24xlarge", Market.SPOT, "All P Spot Instance Requests"),
+        ("p4d.24xlarge", Market.SPOT, "All P4, P3 and P2 Spot Instance Requests"),
         ("p5.4xlarge", Market.SPOT, "All P5 Spot Instance Requests"),
         ("x2idn.16xlarge", Market.ON_DEMAND, "Running On-Demand X instances"),
     ],
@@ -123,5 +123,5 @@ def test_a_service_that_is_out_of_reach_is_asked_once_and_all_quotas_are_unknown
     assert (len(asked), limits.text) == (1, "")
     assert min(limits.most.values()) > 1_000_000
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "quotas of vCPUs are unknown, and EC2 refuses a launch beyond them"
+        "quotas of vCPUs are unknown; EC2 refuses a launch beyond them"
     ]
