@@ -101,7 +101,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     }
     for region, limit in limits.items():
         if limit.text:
-            log_step("quotas", f"of vCPUs in {region}, which plans keep within: {limit.text}")
+            log_step("quotas", f"of vCPUs in {region}, for each device type alone: {limit.text}")
 
     def search_in(region: str, times: ProfiledModel) -> PlanSearch:
         rentable, others = types[region]

@@ -28,16 +28,8 @@ from infra.providers.aws.tags import INTENDED_TAG, as_tag_list, workspace_of
 _SMALL_TYPES = {"x86_64": "c5.large", "arm64": "c6g.large"}
 """Sold in every region."""
 
-_QUOTAS = {
-    "on-demand": (STANDARD[Market.ON_DEMAND], 2),
-    "spot": (STANDARD[Market.SPOT], 2),
-    "on-demand G and VT": (GRAPHICS[Market.ON_DEMAND], 4),
-    "spot G and VT": (GRAPHICS[Market.SPOT], 4),
-    "on-demand P": (PARALLEL[Market.ON_DEMAND], 16),
-    "spot P4, P3 and P2": (PARALLEL[Market.SPOT], 96),
-    "spot P5": (P5_SPOT, 16),
-}
-"""Quotas of vCPUs by their names here, with the vCPUs of the smallest machine that plans may buy."""
+_QUOTAS = {"": STANDARD, " G and VT": GRAPHICS, " P": PARALLEL, " P5": {Market.SPOT: P5_SPOT}}
+"""By their groups' names here."""
 
 _ALLOWED = "DryRunOperation"
 
@@ -81,9 +73,9 @@ def _endpoint(account: Account) -> str:
     return f"aws ec2 create-vpc-endpoint --vpc-id {network} --service-name {service} --route-table-ids ...   (free)"
 
 
-def _quota(account: Account, quota: Quota, least: int) -> str:
+def _quota(account: Account, quota: Quota) -> str:
     found = account.client_of("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
-    vcpus = found["Quota"]["Value"]
+    vcpus, least = found["Quota"]["Value"], quota.least_vcpus
     if vcpus < least:
         found = f"the quota {quota.name} must be {least} vCPUs for its smallest machine, and is {vcpus:g}"
         raise ConfigurationError(f"{found}; {quota.request(account.region, 64 if least < 16 else 192)}")
@@ -179,11 +171,12 @@ LAUNCH_QUESTIONS = (
     Question(what="way to S3", ask=_way_to_s3),
     *(
         Question(
-            what=f"quota of {name}",
-            ask=partial(_quota, quota=quota, least=least),
-            worst=CheckState.MISSING if name == Market.ON_DEMAND else CheckState.NOTE,
+            what=f"quota of {market}{name}",
+            ask=partial(_quota, quota=quota),
+            worst=CheckState.NOTE if name or market is Market.SPOT else CheckState.MISSING,
         )
-        for name, (quota, least) in _QUOTAS.items()
+        for name, quotas in _QUOTAS.items()
+        for market, quota in quotas.items()
     ),
     Question(what="key pair", ask=_key_pair),
     Question(what="key of volumes", ask=_default_key),

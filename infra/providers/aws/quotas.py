@@ -33,6 +33,8 @@ class Quota(NamedTuple):
 
     name: str
     code: str
+    least_vcpus: int
+    """Of the smallest machine that plans buy."""
 
     def request(self, region: str, vcpus: int) -> str:
         """Return the command that asks AWS for so many vCPUs."""
@@ -42,19 +44,19 @@ class Quota(NamedTuple):
         return f"{command} --region {region} --desired-value {vcpus}"
 
 
-def _both(group: str, on_demand: str, spot: str) -> dict[Market, Quota]:
+def _both(group: str, on_demand: str, spot: str, least: int) -> dict[Market, Quota]:
     return {
-        Market.ON_DEMAND: Quota(f"Running On-Demand {group} instances", on_demand),
-        Market.SPOT: Quota(f"All {group} Spot Instance Requests", spot),
+        Market.ON_DEMAND: Quota(f"Running On-Demand {group} instances", on_demand, least),
+        Market.SPOT: Quota(f"All {group} Spot Instance Requests", spot, least),
     }
 
 
-STANDARD = _both("Standard (A, C, D, H, I, M, R, T, Z)", "L-1216C47A", "L-34B43A08")
-GRAPHICS = _both("G and VT", "L-DB2E81BA", "L-3819A6DF")
-_P_SPOT = Quota("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC")
-PARALLEL = {**_both("P", "L-417A185B", ""), Market.SPOT: _P_SPOT}
-P5_SPOT = Quota("All P5 Spot Instance Requests", "L-C4BD4855")
-_OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295265B", "L-E3A00192")}
+STANDARD = _both("Standard (A, C, D, H, I, M, R, T, Z)", "L-1216C47A", "L-34B43A08", 2)
+GRAPHICS = _both("G and VT", "L-DB2E81BA", "L-3819A6DF", 4)
+_P_SPOT = Quota("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC", 96)
+PARALLEL = {**_both("P", "L-417A185B", "", 16), Market.SPOT: _P_SPOT}
+P5_SPOT = Quota("All P5 Spot Instance Requests", "L-C4BD4855", 16)
+_OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295265B", "L-E3A00192", 4)}
 """By the letters before a family's generation; all others are standard."""
 
 
@@ -119,7 +121,7 @@ class Quotas:
             if asked > (allowed := self._vcpus_of(quota)):
                 raise QuotaExceededError(
                     f"the plan must keep within the quota {quota.name} of {allowed:g} vCPUs, and asks for {asked}; "
-                    f"{quota.request(self._region, asked)}, or plan with fewer units",
+                    f"{quota.request(self._region, asked)}, or plan with fewer --device-types or --markets",
                     quotas=(quota.name,),
                 )
 
@@ -129,16 +131,12 @@ class Quotas:
         known: dict[str, float] = {}
         for name in device_types:
             hardware = get_device_type(name)
-            units = {
-                each: hardware.equal_units_of(each.instance_type)
-                for each in offers
-                if each.market is hardware.market and hardware.equal_units_of(each.instance_type)
-            }
-            if units and not any(each.is_reserved for each in units):
-                allowed = {each: self._vcpus_of(quota_of(each)) for each in units}
-                known |= {quota_of(each).name: vcpus for each, vcpus in allowed.items()}
+            units = {each: hardware.equal_units_of(each.instance_type) for each in offers}
+            sold = [each for each, count in units.items() if count and each.market is hardware.market]
+            if sold and not any(each.is_reserved for each in sold):
+                known |= {quota_of(each).name: self._vcpus_of(quota_of(each)) for each in sold}
                 limits[name] = max(
-                    int(allowed[each] // each.instance_type.vcpus) * units[each] for each in units
+                    int(known[quota_of(each).name] // each.instance_type.vcpus) * units[each] for each in sold
                 )
         texts = (f"{name} {vcpus:g}" for name, vcpus in known.items() if vcpus < _UNKNOWN)
         return UnitLimits(limits, "; ".join(texts))

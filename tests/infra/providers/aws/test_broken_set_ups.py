@@ -178,7 +178,7 @@ BROKEN = {
     ),
     "a quota of large cards on spot below their smallest machine": (
         quota("L-7212CCBC", 64.0),
-        ("quota of spot P4, P3 and P2", NOTE, "must be 96 .* is 64; .*L-7212CCBC"),
+        ("quota of spot P", NOTE, "must be 96 .* is 64; .*L-7212CCBC"),
     ),
     "no quota of large cards": (
         quota("L-417A185B", 8.0),
