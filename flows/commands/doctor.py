@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> None:
 
 def _without_secrets(text: str) -> str:
     """Return a text without keys of AWS, numbers of accounts, the user's name in paths, and names in addresses."""
-    if (home := str(Path.home())) != "/":
-        text = text.replace(home, "~")
+    # A home that is the root is no name.
+    text = re.sub(re.escape(str(Path.home())) + "(?<!/)", "~", text)
     text = re.sub(r"://[^/\s\"]*@", "://...@", re.sub(r"\b\d{12}\b", "ACCOUNT", text))
     return re.sub(r"\b(AKIA|ASIA)[A-Z0-9]{12,}", "KEY", text)
 

@@ -38,10 +38,8 @@ class Quota(NamedTuple):
 
     def request(self, region: str, vcpus: int) -> str:
         """Return the command that asks AWS for so many vCPUs."""
-        command = (
-            f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {self.code}"
-        )
-        return f"{command} --region {region} --desired-value {vcpus}"
+        asked = f"request-service-quota-increase --service-code ec2 --quota-code {self.code}"
+        return f"aws service-quotas {asked} --region {region} --desired-value {vcpus}"
 
 
 def _both(group: str, on_demand: str, spot: str, least: int) -> dict[Market, Quota]:
@@ -119,9 +117,11 @@ class Quotas:
         """
         for quota, asked in _vcpus(plan).items():
             if asked > (allowed := self._vcpus_of(quota)):
+                types = {group.device_type for group in plan.groups if quota_of(group.offer) == quota}
                 raise QuotaExceededError(
                     f"the plan must keep within the quota {quota.name} of {allowed:g} vCPUs, and asks for {asked}; "
-                    f"{quota.request(self._region, asked)}, or plan with fewer --device-types or --markets",
+                    f"{quota.request(self._region, asked)}, or plan with "
+                    f"--device-types {' or '.join(sorted(types))} alone, or --markets on-demand spot",
                     quotas=(quota.name,),
                 )
 

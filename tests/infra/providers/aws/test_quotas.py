@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -77,13 +78,16 @@ def quotas_of(server):
 
 
 def test_a_plan_beyond_a_quota_is_refused_before_anything_is_asked_of_ec2(launch, client, wire, quotas_of):
-    """Two machines of 2 vCPUs each."""
+    """Two machines of 2 vCPUs each, of two device types, each of which is within it alone."""
+    first, second = plan().groups
+    both = replace(plan(), groups=(first, replace(second, device_type="cpu-c8g")))
     with pytest.raises(
         QuotaExceededError,
         match=r"Standard.* of 3 vCPUs, and asks for 4; aws service-quotas .*"
-        "--quota-code L-1216C47A --region us-east-1 --desired-value 4",
+        "--quota-code L-1216C47A --region us-east-1 --desired-value 4, or plan with "
+        "--device-types cpu-c7i or cpu-c8g alone, or --markets on-demand spot$",
     ) as refused:
-        launch(provider=AwsEc2Provider(client, quotas=quotas_of({"L-1216C47A": 3.0})))
+        launch(both, provider=AwsEc2Provider(client, quotas=quotas_of({"L-1216C47A": 3.0})))
 
     assert refused.value.quotas == (STANDARD,)
     assert wire.requests == []
