@@ -22,7 +22,7 @@ from infra.billing.caps import Caps
 from infra.ledger.ledger import Ledger
 from infra.machines.failover import first_running_cluster
 from infra.providers.aws.passing import PASSING
-from infra.providers.aws.provider import AwsEc2Provider, _retries
+from infra.providers.aws.provider import AwsEc2Provider, _config
 from tasks.clusters import next_launch_id, spent_before_launch
 from tests.infra.builders import bootstrap
 from tests.infra.fault_cases import Case, Kind
@@ -208,7 +208,7 @@ def live_through(server: MotoServer, case: Case, ledger_path: Path, clock: Prete
         region_name=REGION,
         aws_access_key_id="test",
         aws_secret_access_key="test",
-        config=_retries(),
+        config=_config(),
     )
     plans: list[ProvisioningPlan] = [unlike_plan(case.market), unlike_plan(Market.ON_DEMAND)]
     machines = MACHINES
