@@ -20,13 +20,13 @@ CTR_MODELS: dict[str, str] = {
     "cross-deep": "heterps_core.models.architectures.cross_deep:build",
     "dlrm": "heterps_core.models.architectures.dlrm:DLRM",
     "dcnv2": "heterps_core.models.architectures.dcn:DCN",
-    "din": "heterps_core.models.architectures.din:DIN",
+    "din": "heterps_core.models.architectures.histories.din:DIN",
     "mmoe": "heterps_core.models.architectures.mmoe:MMoE",
     "ple": "heterps_core.models.architectures.ple:PLE",
     "rankmixer": "heterps_core.models.architectures.rank_mixer:RankMixer",
     "wukong": "heterps_core.models.architectures.wukong:Wukong",
-    "sasrec": "heterps_core.models.architectures.sasrec:SASRec",
-    "hstu": "heterps_core.models.architectures.hstu:HSTU",
+    "sasrec": "heterps_core.models.architectures.histories.sasrec:SASRec",
+    "hstu": "heterps_core.models.architectures.histories.hstu:HSTU",
 }
 """Click models: everything in the line works with them."""
 

@@ -22,7 +22,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import DataSchema, SequenceColumn
 from heterps_core.data.synthetic.click_stream import best_reachable_quality
 from heterps_core.judging.quality import ClickQuality
-from heterps_core.models.architectures.din import DIN
+from heterps_core.models.architectures.histories.din import DIN
 from heterps_core.models.architectures.parts import mlp
 from heterps_core.models.embedding_layers import Embeddings
 

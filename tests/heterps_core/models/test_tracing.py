@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseAdagrad
 from heterps_core.models.architectures.cross_deep import CrossLayers
-from heterps_core.models.architectures.hstu import HSTU
+from heterps_core.models.architectures.histories.hstu import HSTU
+from heterps_core.models.architectures.histories.sasrec import SASRec
 from heterps_core.models.architectures.parts import DotInteraction, mlp
-from heterps_core.models.architectures.sasrec import SASRec
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import LayerKind
 from heterps_core.models.tracing import trace_chain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from heterps_core.models.architectures.histories import HistoryEncoder, in_heads
+from heterps_core.models.architectures.histories.history_model import HistoryEncoder, in_heads
 
 
 class SASRec(HistoryEncoder):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
-from heterps_core.models.architectures.histories import HistoryModel
+from heterps_core.models.architectures.histories.history_model import HistoryModel
 from heterps_core.models.architectures.parts import HistoryAttention
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.models.architectures.histories import HistoryEncoder, in_heads
+from heterps_core.models.architectures.histories.history_model import HistoryEncoder, in_heads
 
 
 class HSTU(HistoryEncoder):
