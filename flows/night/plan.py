@@ -26,7 +26,7 @@ from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for
 from tasks.planning.extra_costs import pause_share
 from tasks.planning.precision import cheapest_precision, in_float32_without_units, precisions_of
-from tasks.planning.regions import Regions, cheapest_region, within_quotas
+from tasks.planning.regions import Regions, cheapest_region
 from tasks.planning.table_disks import replica_disks
 from tasks.prices import RENTED_AS, device_types_of, offers_now
 from tasks.profiling import PlannedJob, ProfiledModel, learn_from_runs, planned_job, profile_layers
@@ -102,13 +102,13 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     for region, limit in limits.items():
         if limit.text:
             log_step("quotas", f"of vCPUs in {region}, for each device type alone: {limit.text}")
-    rentable_in = within_quotas({region: rentable for region, (rentable, _) in types.items()}, limits)
 
     def search_in(region: str, times: ProfiledModel) -> PlanSearch:
-        rentable, (_, others) = rentable_in[region], types[region]
+        rentable, others = types[region]
         # Where all were tried, they are tried again.
         most_units = limits[region].most
-        sold = [name for name in rentable if name not in without] or rentable
+        allowed = [name for name in rentable if most_units.get(name, 1)]
+        sold = [name for name in allowed if name not in without] or allowed
         held = offers_that_hold_workers(sold, offers[region], host_bytes_of_worker=host_bytes)
         starts_from_bytes = 0.0 if run.start.model is None else state_bytes
         crossing = regions.crossing(run.workspace, region, (read_bytes, starts_from_bytes, state_bytes))
@@ -120,7 +120,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
 
     found = {}
     for times in (profiled, *(in_float32_without_units(each, profiled) for each in rounded)):
-        searches_by_region = {region: search_in(region, times) for region in rentable_in}
+        searches_by_region = {region: search_in(region, times) for region in regions.rented}
         found[times.planned_request.precision] = cheapest_region(searches_by_region, planning_time)
     search, (wire_dtype, problem, searches), why = found[
         cheapest_precision({name: plan[2].chosen.plan.cost_usd for name, (_, plan, _) in found.items()})

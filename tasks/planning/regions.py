@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol, TypeVar
 
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
@@ -20,7 +19,6 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.prices.price_catalogue import refresh_way_out
 from infra.prices.region_rates import BETWEEN_REGIONS, names_matching, rates_between
 from infra.providers import get_provider
-from infra.providers.base import UnitLimits
 from infra.workspace import Workspace, region_of, region_of_run_store
 from tasks.planning.deadline import PlanningTime
 from tasks.planning.extra_costs import (
@@ -99,29 +97,6 @@ class Regions:
             text=f"{(before + after) / BYTES_PER_GB:.3g} GB cross between regions for {usd_text(usd)}, and "
             f"checkpoints for at most {usd_text(usd_per_hour)} an hour",
         )
-
-
-def within_quotas(
-    types: Mapping[str, Sequence[str]], limits: Mapping[str, UnitLimits]
-) -> dict[str, list[str]]:
-    """Return by region the device types that an account may rent, without regions where quotas leave none.
-
-    Raises:
-        ProvisioningError: They leave none anywhere.
-    """
-    allowed = {
-        region: [name for name in names if limits[region].most.get(name, 1)]
-        for region, names in types.items()
-    }
-    left = {region: names for region, names in allowed.items() if names or not types[region]}
-    if not left:
-        texts = "; ".join(f"{limit.text} in {region}" for region, limit in limits.items())
-        raise ProvisioningError(
-            f"a plan needs a machine within the account's quotas of vCPUs, and they allow none of "
-            f"{', '.join(dict.fromkeys(chain(*types.values())))}: {texts}; heterps doctor --provider aws names the "
-            f"commands that ask for more, or plan with other device types or markets"
-        )
-    return left
 
 
 class RegionSearch(Protocol):

@@ -9,11 +9,10 @@ from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from infra.prices.price_catalogue import write_refreshed
 from infra.prices.region_rates import write_rates
 from infra.prices.service_charges import ServiceRate
-from infra.providers.base import UnitLimits
 from infra.workspace import RUN_STORE_VARIABLE, Workspace
 from tasks.planning.deadline import PlanningTime, deadline_for
 from tasks.planning.extra_costs import NO_CROSSING, Crossing
-from tasks.planning.regions import Regions, cheapest_region, within_quotas
+from tasks.planning.regions import Regions, cheapest_region
 from tasks.scheduling import Searches
 from tests.infra.builders import offer
 from tests.tasks.builders import make_problem, make_result
@@ -214,23 +213,3 @@ def test_a_region_without_a_plan_is_left_out_and_without_any_the_first_says_why(
 
 def test_one_region_alone_needs_no_reason():
     assert choose({EAST: with_prices(1.0)}) == (EAST, [EAST], "")
-
-
-def test_device_types_and_regions_without_a_unit_by_the_quotas_are_left_out():
-    types = {EAST: ["cpu-c7i", "gpu-l4"], WEST: ["gpu-l4"], IRELAND: ["cpu-c7i"]}
-    limits = {
-        EAST: UnitLimits({"cpu-c7i": 2, "gpu-l4": 0}, "standard 4; graphics 0"),
-        WEST: UnitLimits({"gpu-l4": 0}, "graphics 0"),
-        IRELAND: UnitLimits({}, ""),
-    }
-
-    assert within_quotas(types, limits) == {EAST: ["cpu-c7i"], IRELAND: ["cpu-c7i"]}
-
-
-def test_quotas_that_leave_no_machine_are_named_with_the_way_out():
-    limits = {EAST: UnitLimits({"gpu-l4": 0}, "Running On-Demand G and VT instances 0")}
-
-    with pytest.raises(
-        ProvisioningError, match=r"none of gpu-l4: Running .* instances 0 in us-east-1; .*doctor"
-    ):
-        within_quotas({EAST: ["gpu-l4"]}, limits)
