@@ -88,14 +88,15 @@ def running_cluster(
         )
     with _ending_signals_raise():
         try:
-            cluster = provider.launch(
-                plan,
-                run_id=run_id,
-                lease_until=_lease_end(provider),
-                bootstrap=bootstrap,
-                ledger=ledger.checked(check),
-            )
+            # From before the launch: the first machines may wait for the last longer than a lease lasts.
             with _lease_renewed(provider, run_id, run):
+                cluster = provider.launch(
+                    plan,
+                    run_id=run_id,
+                    lease_until=_lease_end(provider),
+                    bootstrap=bootstrap,
+                    ledger=ledger.checked(check),
+                )
                 timeout_s = min(provider.ready_timeout_s, caps.payable_s(price_usd_per_hour, spent()))
                 provider.wait_until_ready(cluster, timeout_s=timeout_s)
                 logger.info(

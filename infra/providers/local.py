@@ -59,7 +59,8 @@ class LocalProvider(ProcessProvider):
         """Move the leases of a run; see `Provider.renew_lease`."""
         for path in self._lease_paths(run_id):
             lease = LeaseFile.read(path)
-            if lease is not None:
+            # A launch that is under way writes it once more.
+            if lease is not None and lease.leader is not None:
                 replace(lease, lease_until=until.isoformat()).write(path)
 
     def terminate_instances(self, instances: Sequence[Instance]) -> None:

@@ -17,6 +17,10 @@ NAMESPACE = "heterps"
 ANSWER_LIMIT_S = 15.0
 
 
+_CONNECTING = threading.Lock()
+"""A process connects once, though a launch and the renewal of its lease ask at the same time."""
+
+
 @contextmanager
 def asked() -> Iterator[Any]:
     """Yield the module ray, connected to the cluster, and say in one line what it answers with.
@@ -24,7 +28,8 @@ def asked() -> Iterator[Any]:
     Raises:
         ProvisioningError: It is not installed, there is no cluster at the address, or it does not answer.
     """
-    ray = _connected()
+    with _CONNECTING:
+        ray = _connected()
     try:
         yield ray
     except ray.exceptions.RayError as problem:

@@ -222,20 +222,17 @@ class SlurmProvider(ProcessProvider):
         return "\n".join(["#!/usr/bin/env bash", *exports, node, arguments, *starts, "wait\n"])
 
     def _wait_for_start(self, run_id: str, requests: Sequence[NodeRequest]) -> dict[str, Job]:
-        """Return the components of a launch by their nodes once all run, and renew their lease until then.
+        """Return the components of a launch by their nodes once all run.
 
         Raises:
             InsufficientCapacityError: They do not run within the longest wait.
             ProvisioningError: One ended.
         """
-        began_s = renewed_s = time.monotonic()
+        began_s = time.monotonic()
         state = "unknown"
         while True:
             try:
                 jobs = jobs_of(self._mark, run_id, with_ended=True)
-                if time.monotonic() - renewed_s > self.lease_s / 3:
-                    renewed_s = time.monotonic()
-                    self.renew_lease(run_id, until=self.now() + timedelta(seconds=self.lease_s))
             except ProvisioningError as problem:
                 # A controller that is away comes back, and the job with it.
                 state = str(problem)

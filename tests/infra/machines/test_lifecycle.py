@@ -102,6 +102,20 @@ def test_the_lease_changes_where_nodes_look_while_the_block_runs_and_no_longer(l
     assert lease.read_text() == last
 
 
+def test_machines_of_a_launch_that_takes_longer_than_a_lease_keep_theirs(ledger, tmp_path):
+    lease = tmp_path / "run" / "leases" / "r1"
+
+    class SlowProvider(ShortLeaseProvider):
+        def launch(self, plan, **wanted):
+            cluster = super().launch(plan, **wanted)
+            born = leases(self)
+            wait_for(lambda: lease.exists() and min(leases(self)) > max(born), what="a renewal")
+            return cluster
+
+    with running(SlowProvider(tmp_path / "leases"), ledger, tmp_path) as cluster:
+        assert len(cluster.nodes) == 2
+
+
 def test_a_lease_that_cannot_be_renewed_on_the_machines_is_renewed_where_nodes_look(ledger, tmp_path):
     class SilentProvider(ShortLeaseProvider):
         def renew_lease(self, run_id, *, until):
