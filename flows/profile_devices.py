@@ -115,7 +115,7 @@ def profile_devices(asked: ProfileParameters) -> str:
         workspace,
         asked.provider,
         device_profiles.measuring_plan(rented, offers[region], profiled.graph),
-        profiled,
+        profiled.planned_request,
         run_id=run_id,
         run_directory=run_directory,
         caps=asked.caps,

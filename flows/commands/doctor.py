@@ -1,14 +1,15 @@
-"""Look for what is missing on this machine to run the line, and say how to fix it. Nothing is bought.
+"""Look for what is missing on this machine to run the line, and say how to fix it; only --launch buys something.
 
 Looks at Python and packages, compiler, cores, memory, disk and shared memory, the workspace and its databases, clock
 and time zone, and the ports of make serve. With --provider aws also at all that an account tells for nothing, from
 credentials and quotas to the bucket; a security group and a launch template are made for AWS's dry run, and deleted.
-With here, ray or slurm also at the machines there.
+With here, ray or slurm also at the machines there. With --launch, where nothing is missing, the cheapest machine
+boots, measures a small model and ends: some minutes and at most 0.25 USD, in most regions about a cent.
 
 examples:
   heterps doctor
   heterps doctor --provider aws
-  heterps doctor --provider aws --report doctor.json
+  heterps doctor --provider aws --launch --report doctor.json
   heterps doctor --json | jq '.[] | select(.state == "missing")'
 
 exit status: 0 where nothing that is needed is missing; 1 where something is; notes alone do not count.
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--region", help="of the provider, besides those that runs rent in and that the ledger names"
     )
+    parser.add_argument("--launch", action="store_true", help="try a launch of the cheapest machine too")
     parser.add_argument("--json", action="store_true", help="print JSON")
     report = "write it here too, without keys and account numbers"
     parser.add_argument("--report", type=Path, metavar="FILE", help=report)
@@ -61,7 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print what was found."""
-    checks = list(_all_checks(Workspace.locate(), provider=options.provider, region=options.region))
+    workspace = Workspace.locate()
+    checks = list(_all_checks(workspace, provider=options.provider, region=options.region))
+    if options.launch and all(check.state is not CheckState.MISSING for check in checks):
+        from tasks.trial_launch import try_launch
+
+        checks.append(
+            tried("trial launch", partial(try_launch, workspace, options.provider, region=options.region))
+        )
     print(json.dumps([asdict(check) for check in checks], indent=1) if options.json else as_text(checks))
     if options.report is not None:
         found = {"heterps": __version__, "checks": [asdict(check) for check in checks]}

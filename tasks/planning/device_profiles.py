@@ -15,6 +15,7 @@ from heterps_core.planning.provisioning.offer_choice import choose_instances
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.device_profile import DeviceProfile, DeviceProfileCache, without_dataset
+from heterps_core.profiling.measuring_process import ProfileRequest
 from heterps_core.profiling.profiling_node import PROFILE_JOB, ProfilingResults, follow_profiling
 from heterps_core.training.monitor import publish_cluster
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -75,7 +76,7 @@ def rented_for_measuring(
     workspace: Workspace,
     provider: str,
     plan: ProvisioningPlan,
-    profiled: ProfiledModel,
+    request: ProfileRequest,
     *,
     run_id: str,
     run_directory: RunDirectory,
@@ -95,7 +96,7 @@ def rented_for_measuring(
     most_usd = usd_for(price_usd_per_hour, rented_from.ready_timeout_s + TIME_LIMIT_S)
     spent = Spent(month_usd=spent_this_month_usd)
     caps.check(price_usd_per_hour=price_usd_per_hour, predicted_cost_usd=most_usd, spent=spent)
-    request = without_dataset(profiled.planned_request)
+    request = without_dataset(request)
     write_signed_json(run_directory, PROFILE_JOB, request.to_json())
     ledger = Ledger(workspace.ledger_path)
     with (

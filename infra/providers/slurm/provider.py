@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import ClassVar, Self
 
 from heterps_core.errors import ConfigurationError, ProvisioningError

@@ -12,7 +12,7 @@ import pytest
 from flows.cli import main
 from flows.commands.doctor import add_arguments
 from infra.ledger import ledger_file
-from infra.ledger.ledger import Ledger
+from infra.ledger.ledger import EntryState, Ledger
 from infra.providers import provider_of
 from infra.workspace import Workspace
 
@@ -46,6 +46,31 @@ def test_a_machine_that_can_run_the_line_ends_with_0_and_nothing_is_written(doct
 
     assert status == 0, printed.err
     assert {check["state"] for check in checks(printed).values()} <= {"ok", "note"}
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.slow
+def test_a_trial_launch_boots_measures_and_ends_a_machine_that_the_ledger_charges(doctor, tmp_path):
+    status, printed = doctor("--provider", "local", "--launch", "--json")
+
+    assert status == 0, printed.err
+    trial = checks(printed)["trial launch"]
+    machine, usd = re.fullmatch(
+        r"(\S+) was up after .* and is ended: (\d\.\d{4}) USD", trial["found"]
+    ).groups()
+    [entry] = Ledger(tmp_path / "home" / "ledger.sqlite").entries()
+    assert (entry.instance_type, entry.state) == (machine, EntryState.ENDED)
+    assert 0 < float(usd) < 0.01
+    assert provider_of(Workspace.locate(), "local").list_instances() == ()
+
+
+def test_nothing_is_launched_where_something_is_missing(doctor, tmp_path, monkeypatch):
+    monkeypatch.setenv("HETERPS_TIMEZONE", "Nowhere/At All")
+
+    status, printed = doctor("--provider", "local", "--launch", "--json")
+
+    assert status == 1
+    assert "trial launch" not in checks(printed)
     assert not (tmp_path / "home").exists()
 
 
