@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.field_rules import Positive, Text
+from heterps_core.field_rules import Count, Positive, Text
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(JsonDocument):
     """A run of consecutive layers on one device type."""
+
+    json_form = JsonForm(what="stage", omits_defaults=True)
 
     first_layer: int
     """Index of the first layer, counted from 0."""
@@ -27,6 +29,9 @@ class Stage:
     num_replicas: int
     """Workers that share each batch of this stage, at least 1."""
 
+    shares: tuple[Count, ...] = ()
+    """Parts of each batch that the replicas take, one whole number each, in any unit; empty for equal ones."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.first_layer <= self.last_layer:
             raise ConfigurationError(
@@ -38,6 +43,16 @@ class Stage:
                 f"a stage needs at least 1 replica, got {self.num_replicas} "
                 f"for layers {self.first_layer}..{self.last_layer}"
             )
+        if self.shares and (len(self.shares) != self.num_replicas or min(self.shares) < 1):
+            raise ConfigurationError(
+                f"shares must be a whole number of at least 1 for each of its {self.num_replicas} replicas, got "
+                f"{self.shares} for layers {self.first_layer}..{self.last_layer}; leave them out for equal ones"
+            )
+
+    @property
+    def replica_shares(self) -> tuple[int, ...]:
+        """The share of each replica, equal ones too."""
+        return self.shares or (1,) * self.num_replicas
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,4 +139,5 @@ def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, .
             for stage, given in zip(stages, replicas, strict=True)
         ]
         replicas[shares.index(max(shares))] += 1
-    return tuple(replace(stage, num_replicas=count) for stage, count in zip(stages, replicas, strict=True))
+    counts = zip(stages, replicas, strict=True)
+    return tuple(replace(stage, num_replicas=count, shares=()) for stage, count in counts)

@@ -308,6 +308,12 @@ class StartModel(JsonDocument):
     """By which Adagrad's accumulators are multiplied: they never forget, and slow a table down night by night."""
 
 
+def _least_rows(stage: Stage) -> int:
+    """Return the fewest rows of a micro-batch of which each replica has one: the sum of shares over the least."""
+    shares = stage.replica_shares
+    return -(-sum(shares) // min(shares))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingJob(JsonDocument):
     """A model, its data, its stages and its configuration."""
@@ -331,15 +337,21 @@ class TrainingJob(JsonDocument):
 
     def __post_init__(self) -> None:
         check_stages_cover_chain(self.stages)
-        most_replicas = max(stage.num_replicas for stage in self.stages)
-        if self.config.microbatch_size < most_replicas:
+        least_rows = max(map(_least_rows, self.stages))
+        if self.config.microbatch_size < least_rows:
+            shares = next((stage.shares for stage in self.stages if _least_rows(stage) == least_rows), ())
             raise ConfigurationError(
                 f"a micro-batch must have a row for each replica, got {self.config.microbatch_size} rows for "
-                f"{most_replicas} replicas; raise batch_size to "
-                f"{most_replicas * self.config.num_microbatches} or more"
+                + (f"shares {shares}" if shares else f"{least_rows} replicas")
+                + f"; raise batch_size to {least_rows * self.config.num_microbatches} or more"
             )
 
     @property
     def replicas_per_stage(self) -> tuple[int, ...]:
         """Number of workers of each stage."""
         return tuple(stage.num_replicas for stage in self.stages)
+
+    @property
+    def shares(self) -> tuple[tuple[int, ...], ...]:
+        """Part of each batch that each worker of each stage takes."""
+        return tuple(stage.replica_shares for stage in self.stages)

@@ -30,10 +30,17 @@ class RankLayout:
     ranks: tuple[tuple[int, ...], ...]
     """`ranks[stage][replica]` is a rank of the whole world."""
 
+    shares: tuple[tuple[int, ...], ...] = ()
+    """`shares[stage][replica]` is the part of each batch that a replica takes; empty for equal parts."""
+
     @property
     def num_stages(self) -> int:
         """Number of stages."""
         return len(self.ranks)
+
+    def shares_of(self, stage: int) -> tuple[int, ...]:
+        """Return the part of each batch that each replica of a stage takes, in any unit."""
+        return self.shares[stage] if self.shares else (1,) * len(self.ranks[stage])
 
     def position(self, rank: int) -> tuple[int, int]:
         """Return (stage, replica) of a rank."""

@@ -136,7 +136,7 @@ def simulation_to_json(
             for label, step_seconds in _step_seconds(problem, simulation)
         },
         "stages": [
-            {**asdict(part.stage), **asdict(use)}
+            {**part.stage.to_json(), **asdict(use)}
             for part, use in zip(simulation.evaluation.stages, simulation.run.stages, strict=True)
         ],
     }

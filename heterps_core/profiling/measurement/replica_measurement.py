@@ -128,7 +128,7 @@ class _ReplicaSteps:
             device=CPU,
         )
         num_rows = BATCH_SIZE // num_processes
-        self._slices = batch_slices(num_rows, num_microbatches=NUM_MICROBATCHES, num_replicas=1, replica=0)
+        self._slices = batch_slices(num_rows, num_microbatches=NUM_MICROBATCHES, shares=(1,), replica=0)
         self._num_batches = batches_at_once(num_rows)
         shape = (self._num_batches, num_rows, NUM_COLUMNS)
         drawn = torch.from_numpy(np.random.default_rng(seed).integers(0, ROWS_PER_COLUMN, shape))

@@ -85,7 +85,7 @@ def _take_part(rank: int, folder: Path, job: TrainingJob) -> None:
 def _train_some_steps(job: TrainingJob, rank: int) -> list[float]:
     """Train together with all other workers, which call this too; return the seconds of each step."""
     firsts = np.cumsum([0, *job.replicas_per_stage]).tolist()
-    layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)))
+    layout = RankLayout(tuple(tuple(range(*ends)) for ends in pairwise(firsts)), job.shares)
     limit_s = TIMEOUT.total_seconds()
     place = join_stage(layout, rank, new_group=world_group, silence_limit_s=limit_s)
     dataset, run = PreparedDataset.open(job.dataset), RunDirectory(job.dataset)

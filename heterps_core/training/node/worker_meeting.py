@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -62,7 +63,7 @@ def meet(run: RunDirectory, job: TrainingJob, signs: SignsOfLife) -> tuple[Stage
 
     own = WorkerPlace(node.node_id, slot, fingerprint(job.to_json(), cluster.to_json()))
     places = [WorkerPlace(*place) for place in gather_json(own)]
-    layout = layout_from_places(cluster, places, job.replicas_per_stage)
+    layout = replace(layout_from_places(cluster, places, job.replicas_per_stage), shares=job.shares)
     stage, replica = signs.place = layout.position(rank)
     device_type, is_dry_run = job.stages[stage].device_type, runs_here_as_dry_run()
     # In a dry run all nodes of the stage are this machine.

@@ -1,11 +1,13 @@
 """Routes of a micro-batch's rows between stages with different numbers of replicas.
 
-Each stage cuts a micro-batch into contiguous slices, one per replica. Where the slices of two neighbouring stages
-overlap, the overlap is one message. Sender and receiver compute the same list, so nothing is negotiated.
+Each stage cuts a micro-batch into contiguous slices, one per replica, by its shares. Where the slices of two
+neighbouring stages overlap, the overlap is one message. Sender and receiver compute the same list, so nothing is
+negotiated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,8 +25,19 @@ class _Route:
     stop: int
 
 
+def shared_slice(num_rows: int, shares: Sequence[int], replica: int) -> RowRange:
+    """Return the rows of a micro-batch that one replica of a stage works on, by the shares of all, at least 1 each.
+
+    Example:
+        >>> [shared_slice(10, (3, 1, 1), i) for i in range(3)]
+        [RowRange(first=0, stop=6), RowRange(first=6, stop=8), RowRange(first=8, stop=10)]
+    """
+    first, total = sum(shares[:replica]), sum(shares)
+    return RowRange(num_rows * first // total, num_rows * (first + shares[replica]) // total)
+
+
 def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowRange:
-    """Return the rows of a micro-batch that one replica of a stage works on.
+    """Return the rows of one replica where all have equal shares.
 
     Example:
         >>> [replica_slice(10, 3, i) for i in range(3)]
@@ -34,20 +47,20 @@ def replica_slice(num_rows: int, num_replicas: int, replica: int) -> RowRange:
 
 
 def batch_slices(
-    num_rows: int, *, num_microbatches: int, num_replicas: int, replica: int
+    num_rows: int, *, num_microbatches: int, shares: Sequence[int], replica: int
 ) -> list[tuple[int, RowRange]]:
     """Return for each micro-batch of a batch its size and a replica's rows of it, counted from the batch's first.
 
     Micro-batches without a row are left out.
 
     Example:
-        >>> batch_slices(8, num_microbatches=2, num_replicas=2, replica=1)
+        >>> batch_slices(8, num_microbatches=2, shares=(1, 1), replica=1)
         [(4, RowRange(first=2, stop=4)), (4, RowRange(first=6, stop=8))]
     """
     slices = []
     for index in range(num_microbatches):
         microbatch = replica_slice(num_rows, num_microbatches, index)
-        mine = replica_slice(microbatch.num_rows, num_replicas, replica)
+        mine = shared_slice(microbatch.num_rows, shares, replica)
         if microbatch.num_rows:
             slices.append(
                 (microbatch.num_rows, RowRange(microbatch.first + mine.first, microbatch.first + mine.stop))
@@ -57,18 +70,18 @@ def batch_slices(
 
 @lru_cache(maxsize=1024)
 def _routes_to_neighbour(
-    num_rows: int, *, num_replicas: int, replica: int, num_peer_replicas: int
+    num_rows: int, *, shares: tuple[int, ...], replica: int, peer_shares: tuple[int, ...]
 ) -> tuple[_Route, ...]:
     """Return the messages between one replica and a neighbouring stage, in the order of peers.
 
     Example:
-        >>> _routes_to_neighbour(10, num_replicas=1, replica=0, num_peer_replicas=2)
+        >>> _routes_to_neighbour(10, shares=(1,), replica=0, peer_shares=(1, 1))
         (_Route(peer_replica=0, first=0, stop=5), _Route(peer_replica=1, first=5, stop=10))
     """
-    mine = replica_slice(num_rows, num_replicas, replica)
+    mine = shared_slice(num_rows, shares, replica)
     routes = []
-    for peer in range(num_peer_replicas):
-        theirs = replica_slice(num_rows, num_peer_replicas, peer)
+    for peer in range(len(peer_shares)):
+        theirs = shared_slice(num_rows, peer_shares, peer)
         first, stop = max(mine.first, theirs.first), min(mine.stop, theirs.stop)
         if first < stop:
             routes.append(_Route(peer, first - mine.first, stop - mine.first))
@@ -93,13 +106,13 @@ class StageSide:
 
     def slice_of(self, num_rows: int) -> RowRange:
         """Return this replica's rows of a micro-batch of `num_rows` rows."""
-        return replica_slice(num_rows, len(self.layout.ranks[self.stage]), self.replica)
+        return shared_slice(num_rows, self.layout.shares_of(self.stage), self.replica)
 
     def routes(self, num_rows: int) -> tuple[_Route, ...]:
         """Return this replica's messages for a micro-batch of `num_rows` rows, in the order of peers."""
         return _routes_to_neighbour(
             num_rows,
-            num_replicas=len(self.layout.ranks[self.stage]),
+            shares=self.layout.shares_of(self.stage),
             replica=self.replica,
-            num_peer_replicas=len(self.layout.ranks[self.neighbour]),
+            peer_shares=self.layout.shares_of(self.neighbour),
         )

@@ -172,7 +172,7 @@ class StageRunner:
         return batch_slices(
             num_rows,
             num_microbatches=num_microbatches,
-            num_replicas=self.place.num_replicas,
+            shares=self.place.layout.shares_of(self.place.stage),
             replica=self.place.replica,
         )
 

@@ -263,6 +263,7 @@ def test_dropout_and_penalties_teach_any_cut_what_they_teach_one_process(dataset
     cuts = {
         "alone": (Stage(0, last, "cpu", 1),),
         "cut": (Stage(0, 1, "cpu", 2), Stage(2, 4, "cpu", 1), Stage(5, last, "cpu", 2)),
+        "unequal": (Stage(0, 1, "cpu", 2, (3, 1)), Stage(2, 4, "cpu", 1), Stage(5, last, "cpu", 2, (1, 7))),
     }
     logits = {}
     for name, stages in cuts.items():
@@ -275,7 +276,8 @@ def test_dropout_and_penalties_teach_any_cut_what_they_teach_one_process(dataset
         for number, job in enumerate((weaker, unpenalised))
     ]
 
-    np.testing.assert_allclose(logits["alone"], logits["cut"], atol=2e-6)
+    for name in ("cut", "unequal"):
+        np.testing.assert_allclose(logits["alone"], logits[name], atol=2e-6)
     for other in others:
         assert np.abs(logits["alone"] - other).max() > 1e-3
 

@@ -76,6 +76,7 @@ class Case(NamedTuple):
     delays_updates: bool = False
     on_cuda: tuple[int, ...] = ()
     """Stages whose replicas compute on CUDA devices, each on one of its own."""
+    shares: tuple[tuple[int, ...], ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -119,6 +120,19 @@ CASES = [
     Case("ctrdnn", (1, 2), (0, 1), warmup_per_stage=1, receives_ahead=False),
     Case("ctrdnn", (3, 2, 1), (0, 2, 5), num_microbatches=6, shares_memory=True),
     Case("ctrdnn", (1, 2, 1, 2), (0, 1, 3, 5), stages_share_memory=True),
+    # One replica has three times as many rows as the other; some have one row of a micro-batch, or none.
+    Case("ctrdnn", (2,), (0,), asks_ahead=True, shares=((3, 1),)),
+    Case("2emb", (2, 1, 2), (0, 3, 6), asks_ahead=True, shares=((1, 3), (1,), (2, 1))),
+    Case(
+        "deepfm",
+        (2, 1, 2),
+        (0, 2, 8),
+        num_microbatches=6,
+        delays_updates=True,
+        stages_share_memory=True,
+        shares=((15, 1), (1,), (1, 31)),
+    ),
+    Case("cross-deep", (2, 2, 1), (0, 2, 4), shares_memory=True, shares=((1, 3), (3, 1), (1,))),
     # Its sums of labels, in the second stage or in that of the vectors.
     Case("cross-deep", (2, 2, 1), (0, 2, 4), asks_ahead=True),
     Case("cross-deep", (2, 1), (0, 4), shares_memory=True),
@@ -171,7 +185,7 @@ def make_replica(rank: int, case: Case) -> tuple[StageModel, StageRunner] | None
     for num_replicas in case.num_replicas:
         ranks.append(tuple(range(next_rank, next_rank + num_replicas)))
         next_rank += num_replicas
-    layout = RankLayout(tuple(ranks))
+    layout = RankLayout(tuple(ranks), case.shares)
     groups, sum_groups = ([dist.new_group(list(members)) for members in ranks] for _ in range(2))
     everyone = dist.new_group(list(range(next_rank)))
     device = CPU

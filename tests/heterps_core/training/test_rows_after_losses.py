@@ -55,7 +55,7 @@ def rows_of_replicas(dataset, cursor, *, batch_size, num_microbatches, seed, num
     rows = []
     for replica in range(num_replicas):
         slices = batch_slices(
-            batch_size, num_microbatches=num_microbatches, num_replicas=num_replicas, replica=replica
+            batch_size, num_microbatches=num_microbatches, shares=(1,) * num_replicas, replica=replica
         )
         rows += dataset.batch_rows(
             cursor.epoch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -182,20 +183,26 @@ def test_a_model_cut_anywhere_learns_what_one_embedding_used_for_all_columns_lea
         assert largest_difference(found) <= LARGEST_DIFFERENCE
 
 
-def train_part(rank: int) -> dict[str, tuple[slice, np.ndarray]]:
-    """Return what this rank of replicas (2, 1, 2) learned; its memory ends with it, so arrays and no tensors."""
+def differences_of_every_cut(rank: int, shares: tuple[tuple[int, ...], ...]) -> list[float]:
+    return [largest_difference(train_part(rank, middle, shares)) for middle in range(2, len(initial_chain()))]
+
+
+def train_part(
+    rank: int, middle: int, shares: tuple[tuple[int, ...], ...]
+) -> dict[str, tuple[slice, Tensor]]:
+    """Return what this rank of replicas (2, 1, 2) learned."""
     num_layers, ranks, replicas = (
         len(initial_chain()),
         ((0, 1), (2,), (3, 4)),
         (2, 1, 2),
     )
-    firsts = [0, 1, num_layers // 2 + 1]
+    firsts = [0, 1, middle]
     stages = [
         Stage(first, stop - 1, "cpu", count)
         for first, stop, count in zip(firsts, [*firsts[1:], num_layers], replicas, strict=True)
     ]
     groups = [dist.new_group(list(each)) for each in ranks]
-    layout = RankLayout(ranks)
+    layout = RankLayout(ranks, shares)
     neighbours = connect_neighbours(layout, rank=rank, shares_memory=False)
     index, replica = layout.position(rank)
     group = groups[index] if replicas[index] > 1 else None
@@ -210,20 +217,21 @@ def train_part(rank: int) -> dict[str, tuple[slice, np.ndarray]]:
         ]
         train_one_step(part, runner, microbatches, dense_learning_rate=RATE, embedding_learning_rate=RATE)
     found = {
-        tensor_name(name, layer, key): (slice(None), value.detach().numpy())
+        tensor_name(name, layer, key): (slice(None), value.detach())
         for name, layer in part.layers.items()
         for key, value in layer.named_parameters()
     }
     for name, table in part.tables.items():
-        found[f"{name}.weight"] = (slice(table.rows.first, table.rows.stop), table.weight_RD.numpy())
+        found[f"{name}.weight"] = (slice(table.rows.first, table.rows.stop), table.weight_RD)
     return found
 
 
 @pytest.mark.slow
-def test_replicas_of_three_stages_learn_what_one_embedding_used_for_all_columns_learns():
-    for part in run_in_processes(train_part, 5):
-        found = {name: (rows, torch.from_numpy(value)) for name, (rows, value) in part.items()}
-        assert largest_difference(found) <= LARGEST_DIFFERENCE
+@pytest.mark.parametrize("shares", [(), ((3, 1), (1,), (1, 15))], ids=["equal", "unequal"])
+def test_replicas_of_three_stages_learn_what_one_embedding_used_for_all_columns_learns(shares):
+    by_rank = run_in_processes(differences_of_every_cut, 5, shares)
+    assert len(by_rank[0]) > 2
+    assert max(itertools.chain(*by_rank)) <= LARGEST_DIFFERENCE
 
 
 def test_a_plan_counts_the_bytes_of_a_shared_table_once_and_the_look_ups_of_each_slot():

@@ -19,7 +19,8 @@ def training_loop_of(rank: int, run: RunDirectory) -> tuple[TrainingJob, Trainin
     counts = job.replicas_per_stage
     firsts = [sum(counts[:stage]) for stage in range(len(counts))]
     layout = RankLayout(
-        tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True))
+        tuple(tuple(range(first, first + count)) for first, count in zip(firsts, counts, strict=True)),
+        job.shares,
     )
     place = join_stage(layout, rank, new_group=world_group, is_on_one_node=False)
     return job, worker_loop(run, job, place, SignsOfLife(rank, attempt=1))

@@ -86,9 +86,9 @@ def simulate_by_events(
         )
         routes = _routes_to_neighbour(
             sizes[microbatch],
-            num_replicas=load.stages[stage].num_replicas,
+            shares=(1,) * load.stages[stage].num_replicas,
             replica=replica,
-            num_peer_replicas=load.stages[peer_stage].num_replicas,
+            peer_shares=(1,) * load.stages[peer_stage].num_replicas,
         )
         return [
             (r.peer_replica, (r.stop - r.first) / mean_rows(stage) * seconds, r.stop - r.first)

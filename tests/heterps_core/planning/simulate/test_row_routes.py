@@ -13,7 +13,7 @@ def test_messages_are_those_that_the_replicas_exchange(num_rows, num_replicas, n
         (replica, route.peer_replica, route.stop - route.first)
         for replica in range(num_replicas)
         for route in _routes_to_neighbour(
-            num_rows, num_replicas=num_replicas, replica=replica, num_peer_replicas=num_peers
+            num_rows, shares=(1,) * num_replicas, replica=replica, peer_shares=(1,) * num_peers
         )
     ]
 
