@@ -98,7 +98,8 @@ def example_rows(schema: DataSchema) -> pd.DataFrame:
     import pandas as pd
 
     columns: dict[str, Any] = {name: [1.0, float("nan")] for name in schema.numeric_columns}
-    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in schema.text_columns}
+    texts = dict.fromkeys((*schema.text_columns, *schema.pointer_columns[:1]))
+    columns |= {name: pd.Series(["a1b2c3d4", None], dtype=object) for name in texts}
     return pd.DataFrame(columns)
 
 
@@ -108,6 +109,11 @@ def columns_taken(schema: DataSchema) -> list[dict[str, str]]:
         dict.fromkeys(schema.numeric_columns, "number or missing")
         | dict.fromkeys(schema.text_columns, "text or number, or missing")
         | dict.fromkeys(schema.list_columns, "list of texts, or one text with separators")
+        | dict.fromkeys(
+            (each.name for each in schema.history_columns), "list of texts, or left out: see the key"
+        )
+        | dict.fromkeys(schema.pointer_columns[1:], "time before which the history ends; left out: now")
+        | dict.fromkeys(schema.pointer_columns[:1], "text or number, or missing: the key of the history")
     )
     return [{"name": name, "holds": kind} for name, kind in holds.items()]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
+from heterps_core.data.history.event_join import check_history
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, find_night, parse_day
 from heterps_core.data.reading.readers import check_columns, list_source_files
@@ -55,7 +56,11 @@ class ClickSource:
     @property
     def schema(self) -> DataSchema:
         """Columns and their meaning; raises ConfigurationError where the file cannot be used."""
-        return CRITEO_SCHEMA if self.schema_file is None else DataSchema.load(Path(self.schema_file))
+        schema = CRITEO_SCHEMA if self.schema_file is None else DataSchema.load(Path(self.schema_file))
+        if schema.history is None:
+            return schema
+        table = str(TablePath.parse(schema.history.table) or _absolute(schema.history.table))
+        return replace(schema, history=replace(schema.history, table=table))
 
     @property
     def name(self) -> str:
@@ -144,7 +149,9 @@ class ClickSource:
             return
         try:
             with naming_day(night):
-                for first in [files[0]] if night is None else [files[0], night.eval_files[0]]:
+                firsts = [files[0]] if night is None else [files[0], night.eval_files[0]]
+                check_history(firsts, schema)
+                for first in firsts:
                     check_columns(first, schema)
                     if schema.time_column is not None:
                         next(times_of(first, schema), None)

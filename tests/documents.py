@@ -1,4 +1,4 @@
-"""The commands of README, TUTORIAL, OPERATING and AWS (indented blocks, backticks), and the examples of --help."""
+"""The commands of README, TUTORIAL, OPERATING, AWS and DATA (indented blocks, backticks), and those of --help."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tests.paths import PROJECT
 
-DOCUMENTS = ("README.md", "docs/TUTORIAL.md", "docs/OPERATING.md", "docs/AWS.md")
+DOCUMENTS = ("README.md", "docs/TUTORIAL.md", "docs/OPERATING.md", "docs/AWS.md", "docs/DATA.md")
 PROGRAMS = ("heterps", "make", "prefect", "python", "aws")
 PLACEHOLDERS = {
     "RUN": "latest",

@@ -26,7 +26,7 @@ from tasks.clusters import directory_of_run
 from tasks.data import PreparedClicks, prepare_data
 from tasks.records.champion import champion_before
 from tasks.records.mlflow_names import Tag, TrackedRun
-from tasks.records.mlflow_store import answering_client, record_table
+from tasks.records.mlflow_store import answering_client, record_events, record_table
 from tasks.records.past_runs import check_not_finished
 from tasks.records.run_files import save_parameters
 from tasks.running.progress import log_step
@@ -132,7 +132,10 @@ def begin_run(
         data_checks=None if is_resumed else asked.data_checks,
     )
     log_step("data", clicks.summary)
-    return OpenedRun(workspace, run_id, is_resumed, asked, tracked, start, clicks, clicks.open())
+    dataset = clicks.open()
+    if dataset.events is not None and not is_resumed:
+        record_events(workspace, tracked, dataset.events)
+    return OpenedRun(workspace, run_id, is_resumed, asked, tracked, start, clicks, dataset)
 
 
 def _start_of(

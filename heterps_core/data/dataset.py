@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from heterps_core.data.epoch_order import MAX_LANES, EpochOrder, Int64Array
 from heterps_core.data.features import BUFFER_BYTES, FeatureSpec
+from heterps_core.data.history.event_store import EventStore
 from heterps_core.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -153,6 +154,11 @@ class PreparedDataset:
         return tuple(
             file for file, end in zip(self.manifest.sources, ends.tolist(), strict=True) if end > first
         )
+
+    @property
+    def events(self) -> EventStore | None:
+        """The events that rows are joined with; None where the schema has no history."""
+        return None if self._groups.events is None else self._groups.events.store
 
     @property
     def bucket_requests(self) -> tuple[int, int]:

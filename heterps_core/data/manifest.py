@@ -67,6 +67,9 @@ class PreparationRequest:
     num_eval_sources: int = 0
     """The last sources, which are held out."""
 
+    events: tuple[SourceFile, ...] = ()
+    """Files of the schema's history."""
+
     @property
     def fingerprint(self) -> str:
         """Hash of the request."""
@@ -80,6 +83,8 @@ class PreparationRequest:
         }
         if self.num_eval_sources:
             document["num_eval_sources"] = self.num_eval_sources
+        if self.events:
+            document["events"] = [asdict(source) for source in self.events]
         if self.numeric_transform is not None:
             document["numeric_transform"] = self.numeric_transform.to_json()
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

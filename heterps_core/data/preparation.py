@@ -5,14 +5,11 @@ Rows are split by time and never at random: a random split shows the model the f
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -23,6 +20,8 @@ import pyarrow as pa
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import BUFFER_BYTES, FIRST_TEXT_RULE, MIN_SLOT_ROWS, TEXT_RULE
+from heterps_core.data.history.event_join import check_pointers
+from heterps_core.data.history.event_store import event_sources, exclusive, link_events
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -52,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 _OWN_NAMES = re.compile(
     rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
+    r"|events\.json|events-\d\d-\d+\.arrow"
 )
 
 
@@ -109,10 +109,11 @@ def prepare_dataset(
     if is_by_name and eval_fraction and not eval_files:
         check_partitions_are_times(files)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(out_dir.parent):
+    with exclusive(out_dir.parent):
         with ThreadPoolExecutor() as pool:
             sources = tuple(pool.map(describe_source, (*files, *eval_files)))
-        request = replace(request, sources=sources, num_eval_sources=len(eval_files))
+        events = () if schema.history is None else event_sources(schema.history)
+        request = replace(request, sources=sources, num_eval_sources=len(eval_files), events=events)
         present = read_manifest(folder_of(out_dir))
         if present is not None and present.fingerprint == request.fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
@@ -163,6 +164,10 @@ def _prepare_rows(
                 request.sources,
             )
         )
+    if schema.history is not None:
+        store = link_events(schema.history, directory.parent, directory)
+        for file, each in zip(files, taken, strict=True):
+            check_pointers(file, schema, store.types, columns=each.columns)
     if request.text_rule == FIRST_TEXT_RULE:
         _check_same_types(files, [each.columns for each in taken], schema)
     sizes = [each.sizes for each in taken]
@@ -335,14 +340,3 @@ def _check_replaceable(out_dir: Path) -> None:
             f"out_dir must be new, empty or a prepared dataset, but {out_dir} holds {foreign[0]!r}; "
             f"choose another folder"
         )
-
-
-@contextmanager
-def _exclusive(directory: Path) -> Iterator[None]:
-    """Hold an advisory lock on a folder; it ends with the process, however that ends."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -84,28 +84,24 @@ def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.N
 def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
     """Return the ids [n, K] of each slot's texts, or lists of texts, [n], by the rule of the features for texts.
 
-    Each text of a dictionary is hashed once.
+    Each text of a dictionary is hashed once, also where lists hold indices into it.
     """
-    different = [
-        texts.dictionary
-        if pa.types.is_dictionary(texts.type)
-        else texts.flatten()
-        if pa.types.is_list(texts.type)
-        else texts
-        for texts in slots
-    ]
+    flat = [texts.flatten() if pa.types.is_list(texts.type) else texts for texts in slots]
+    different = [texts.dictionary if pa.types.is_dictionary(texts.type) else texts for texts in flat]
     ids_NK: npt.NDArray[Any] = np.empty(
         (len(slots[0]), features.num_ids), dtype=np.int32 if features.dynamic_ids is None else np.int64
     )
     of_slots = _ids_of_columns(different, features)
-    for slot, (texts, columns, ids) in enumerate(zip(slots, features.id_columns, of_slots, strict=True)):
+    for slot, (texts, values, columns, ids) in enumerate(
+        zip(slots, flat, features.id_columns, of_slots, strict=True)
+    ):
         own = ids_NK[:, columns.start : columns.stop]
+        if pa.types.is_dictionary(values.type):
+            indices = values.indices.fill_null(len(ids) - 1) if values.null_count else values.indices
+            ids = np.append(ids.take(indices.to_numpy()), ids[-1])
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
             own[:] = _ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence)
-        elif pa.types.is_dictionary(texts.type):
-            indices = texts.indices.fill_null(len(ids) - 1) if texts.null_count else texts.indices
-            own[:, 0] = ids.take(indices.to_numpy())
         else:
             own[:, 0] = ids[:-1]
     return ids_NK

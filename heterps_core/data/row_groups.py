@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from heterps_core.data.epoch_order import Int64Array
+from heterps_core.data.history.event_join import EventJoin
 from heterps_core.data.manifest import DatasetManifest, Folder
 from heterps_core.data.negative_sampling import rows_to_keep
 from heterps_core.data.reading.bucket_path import BucketPath, tag_of
@@ -92,10 +93,13 @@ class RowGroups:
         num_threads: So many may call `read` at the same time with gain; 1 where all files are on this machine.
         num_requests: Requests to buckets of the source, repeats after errors not counted.
         num_bytes: Bytes that the buckets sent.
+        events: What rows are joined with; None where the schema has no history.
     """
 
     def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
         self._folder, self._where, self._schema = folder, where, manifest.schema
+        has_history = manifest.schema.history is not None
+        self.events = EventJoin(manifest.schema, folder, where=where) if has_history else None
         self._in_bucket = {
             number: (BucketPath.parse(manifest.sources[number].path), manifest.sources[number].tag)
             for number in manifest.bucket_files
@@ -128,7 +132,8 @@ class RowGroups:
             DataError: It is damaged, a row breaks the schema, or the file is another one than was prepared.
         """
         batch = self._read(group, read_group, self._schema.used_columns)
-        return batch.where(self._kept(group, batch.labels)) if self._num_left_out else batch
+        batch = batch.where(self._kept(group, batch.labels)) if self._num_left_out else batch
+        return batch if self.events is None else self.events.joined(batch, path=self._path_of(group))
 
     def read_targets(self, group: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
         """Return labels and weights of a row group, without reading its features; raises as `read`."""
@@ -172,6 +177,9 @@ class RowGroups:
                 f"{len(starts) - 1} and {starts[-1]}; prepare the dataset again",
             )
         return starts
+
+    def _path_of(self, group: int) -> str:
+        return self._path(int(np.searchsorted(self._ends, group, side="right")))
 
     def _read(self, group: int, read: Callable[..., _Rows], columns: tuple[str, ...]) -> _Rows:
         number = int(np.searchsorted(self._ends, group, side="right"))

@@ -64,6 +64,29 @@ class SequenceColumn(JsonDocument):
     max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventHistory(JsonDocument):
+    """Sequences that are not in the rows: of each row the last events of its key before its time, see `history/`."""
+
+    json_form = JsonForm(is_strict=True)
+
+    table: str
+    """Parquet files (file, folder or pattern, here or in a bucket) or a table (delta://, iceberg://) of events."""
+
+    key: str
+    """Column of rows and events, such as a user: texts or numbers."""
+
+    time: str
+    """Column of rows and events: dates, times or numbers, the same in both. A row sees the events strictly before
+    its own; events of one time are in the order of their columns' values."""
+
+    columns: Mapping[str, str]
+    """For each sequence of the model the column of the events that its values are from."""
+
+    max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
+    """Most events of a row: the last ones."""
+
+
 LAYOUT_FIELDS = ("column_names", "separator", "has_header")
 """Fields of a schema that say how the fields of a text file lie, not their meaning."""
 
@@ -113,6 +136,9 @@ class DataSchema(JsonDocument):
     """Columns of sequences of such texts, the last slots; of all three kinds there is at least one. A model that does
     not ask for the order averages their vectors."""
 
+    history: EventHistory | None = None
+    """More sequences, the last slots, joined to the rows while these are read."""
+
     table_rows: Mapping[str, Annotated[int, count(MAX_TABLE_ROWS)]] = field(default_factory=dict)
     """Rows of the embedding table by the column; those of other columns follow the values that the data shows."""
 
@@ -152,22 +178,43 @@ class DataSchema(JsonDocument):
 
     @property
     def used_columns(self) -> tuple[str, ...]:
-        """All columns that are read from a file, each once: label, weight, numeric and categorical columns."""
-        return (*self.target_columns, *self.numeric_columns, *self.text_columns)
+        """All columns that are read from a file, each once: label, weight, numeric and categorical columns, and those
+        that point to a history."""
+        columns = (*self.target_columns, *self.numeric_columns, *self.text_columns, *self.pointer_columns)
+        return tuple(dict.fromkeys(columns))
+
+    @property
+    def pointer_columns(self) -> tuple[str, ...]:
+        """Key and time of a row, which its history is found by; none without a history."""
+        return () if self.history is None else (self.history.key, self.history.time)
+
+    @property
+    def history_columns(self) -> tuple[SequenceColumn, ...]:
+        """The sequences that are read from a table of events."""
+        history = self.history
+        return (
+            ()
+            if history is None
+            else tuple(SequenceColumn(name=name, max_length=history.max_length) for name in history.columns)
+        )
 
     @property
     def slot_columns(self) -> tuple[str, ...]:
         """The columns that embeddings are looked up for, in the order of the model's slots."""
         return (
             *self.categorical_columns,
-            *(column.name for column in self.multi_hot_columns),
-            *(column.name for column in self.sequence_columns),
+            *self.list_columns,
         )
 
     @property
+    def row_slots(self) -> tuple[str, ...]:
+        """The slot columns that stand in the rows: the first ones, all but those of a history."""
+        return self.slot_columns[: len(self.slot_columns) - len(self.history_columns)]
+
+    @property
     def text_columns(self) -> tuple[str, ...]:
-        """The slot columns that are read as texts: the categories of numbers are made of the numbers."""
-        return tuple(name for name in self.slot_columns if name not in self.numeric_columns)
+        """The columns of rows that are read as texts: the categories of numbers are made of the numbers."""
+        return tuple(name for name in self.row_slots if name not in self.numeric_columns)
 
     @property
     def slot_tables(self) -> tuple[int, ...]:
@@ -211,6 +258,7 @@ class DataSchema(JsonDocument):
         columns: tuple[MultiHotColumn | SequenceColumn, ...] = (
             *self.multi_hot_columns,
             *self.sequence_columns,
+            *self.history_columns,
         )
         return {column.name: column for column in columns}
 
@@ -239,7 +287,7 @@ class DataSchema(JsonDocument):
             slot_poolings=(
                 *(SUM,) * num_single,
                 *(column.pooling for column in self.multi_hot_columns),
-                *(SEQUENCE,) * len(self.sequence_columns),
+                *(SEQUENCE,) * len(self.sequence_columns + self.history_columns),
             ),
         )
 
@@ -261,9 +309,11 @@ class DataSchema(JsonDocument):
         document = self.to_json()
         for name in ("name", "time_column", *LAYOUT_FIELDS):
             document.pop(name, None)
-        if not self.tables:
-            # As the hashes of registered models, which know no tables.
-            del document["tables"]
+        for name in ("tables", "history"):
+            # As the hashes of registered models, which know neither.
+            if not document[name]:
+                del document[name]
+        document.get("history", {}).pop("table", None)
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -281,6 +331,18 @@ def _check_columns(schema: DataSchema) -> None:
     if not schema.slot_columns:
         raise ConfigurationError(
             "categorical_columns, multi_hot_columns or sequence_columns must name at least one column, got none"
+        )
+    if schema.history is not None and not schema.history.columns:
+        raise ConfigurationError(
+            'the columns of a history must name at least one sequence, such as {past_items = "item"}, got none'
+        )
+    in_rows = sorted(
+        {each.name for each in schema.history_columns} & {*schema.used_columns, *schema.time_columns}
+    )
+    if in_rows:
+        raise ConfigurationError(
+            f"a sequence of the history must have a name that no column of the rows has, got {in_rows[0]!r} for "
+            f'both; give it another one, such as past_{in_rows[0]} = "{in_rows[0]}"'
         )
     lists = schema.multi_hot_columns + schema.sequence_columns
     not_both = (*schema.target_columns, *(each.name for each in lists))

@@ -6,7 +6,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.distinct_values import IdTurnover
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.history.event_join import EventJoin, newest_events
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import DataSchema
@@ -55,12 +58,19 @@ class ClickPredictor:
     in training. Columns that the model does not know are ignored. Rows of tables stay in the file until they are
     looked up.
 
+    The events of a history are read at the first prediction that needs them, and stay as they are then.
+
+    Args:
+        folder: The exported model.
+        events_folder: Holds the store of events, which is brought up to date; None makes one that goes at the end.
+
     Raises:
         CheckpointError: A file is missing, or the weights are not those that the description was written for.
         ConfigurationError: The model's code cannot be imported, or has other layers than were exported.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, events_folder: Path | None = None) -> None:
+        self._events_folder = events_folder
         description = read_description(folder)
         self.features = FeatureSpec.from_json(description["features"])
         self.schema = DataSchema.from_json(description["schema"])
@@ -73,8 +83,17 @@ class ClickPredictor:
         Raises:
             DataError: A column that the model needs is missing, or a number cannot be read.
         """
-        logits = self.logits(*model_input(columns, self.schema, self.numeric_transform, self.features))
+        logits = self.logits(
+            *model_input(columns, self.schema, self.numeric_transform, self.features, lambda: self._events)
+        )
         return torch.from_numpy(logits).sigmoid().numpy()
+
+    @cached_property
+    def _events(self) -> EventJoin:
+        if self._events_folder is not None:
+            return newest_events(self.schema, self._events_folder)
+        with TemporaryDirectory() as folder:
+            return newest_events(self.schema, Path(folder))
 
     def logits(
         self, dense_ND: npt.NDArray[np.float32], ids_NK: npt.NDArray[np.int32] | npt.NDArray[np.int64]

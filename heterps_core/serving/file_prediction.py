@@ -85,7 +85,7 @@ def _predicted(
     predictor: ClickPredictor, files: Sequence[SourcePath], kept: Sequence[str], added: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
     schema = predictor.schema
-    features = (*schema.numeric_columns, *schema.text_columns)
+    features = tuple(dict.fromkeys((*schema.numeric_columns, *schema.text_columns, *schema.pointer_columns)))
     needed = tuple(dict.fromkeys((*features, *kept)))
     types = dict.fromkeys(kept, pa.string())
     if kept and all(map(is_parquet, files)):

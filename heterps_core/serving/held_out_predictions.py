@@ -106,7 +106,8 @@ def _read_by(predictor: ClickPredictor, dataset: PreparedDataset) -> Iterator[Pr
 
 def _check_columns(predictor: ClickPredictor, dataset: PreparedDataset) -> None:
     own, other = predictor.schema, dataset.manifest.schema
-    for kind in ("numeric_columns", "categorical_columns", "multi_hot_columns", "sequence_columns"):
+    lists = ("multi_hot_columns", "sequence_columns", "history_columns")
+    for kind in ("numeric_columns", "categorical_columns", *lists):
         needed, found = getattr(own, kind), getattr(other, kind)
         if needed != found:
             raise ConfigurationError(

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.history.event_join import EventJoin
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.parquet_reader import plain_column
@@ -36,14 +37,27 @@ _FEW_ROWS = 64
 
 
 def model_input(
-    columns: Columns, schema: DataSchema, transform: NumericTransform, features: FeatureSpec
+    columns: Columns,
+    schema: DataSchema,
+    transform: NumericTransform,
+    features: FeatureSpec,
+    events: Callable[[], EventJoin] | None = None,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
     """Return a model's dense input [N, D] and ids [N, K] of columns of N values each; see `RowArrays`.
+
+    The sequences of a history are columns, too, or `events` returns what the rows are joined with by their keys:
+    before their times, or with the last of all events where the rows have no column of times, or none in it.
 
     Raises:
         DataError: A column is missing, has another length, or holds in the place of numbers what is no finite number.
     """
-    needed = (*schema.numeric_columns, *schema.text_columns)
+    sequences = tuple(each.name for each in schema.history_columns)
+    is_joined = schema.history is not None and sequences[0] not in columns
+    needed = (
+        *schema.numeric_columns,
+        *schema.text_columns,
+        *(schema.pointer_columns[:1] if is_joined else sequences),
+    )
     missing = [name for name in needed if name not in columns]
     if missing:
         raise DataError(SOURCE, f"must have the columns {', '.join(missing)}")
@@ -63,8 +77,13 @@ def model_input(
         else joined[name]
         if name in joined
         else _texts(name, columns[name], schema)
-        for name in schema.slot_columns
+        for name in (schema.row_slots if is_joined else schema.slot_columns)
     ]
+    if is_joined:
+        assert events is not None
+        key, time = schema.pointer_columns
+        keys = _arrow(columns[key], lambda value: _as_text(key, value))
+        texts += events().lists(keys, _as_given(columns[time]) if time in columns else None, path=SOURCE)
     return dense_input(raw_ND, schema.numeric_columns, transform), ids_of_texts(texts, features)
 
 
@@ -189,6 +208,12 @@ def _arrow(values: Sequence[Any], as_texts: Callable[[Any], object]) -> pa.Array
     if pa.types.is_floating(array.type):
         array = pc.if_else(pc.is_nan(array.cast(pa.float64())), pa.scalar(None, array.type), array)
     return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
+
+
+def _as_given(times: Sequence[Any]) -> pa.Array:
+    """Return a column of times as one Arrow array, with their time zone."""
+    array = times if isinstance(times, pa.Array | pa.ChunkedArray) else pa.array(times, from_pandas=True)
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
 def _as_text(name: str, value: Any, *, is_category: bool = True) -> str | None:

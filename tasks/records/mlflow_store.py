@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
+from heterps_core.data.history.event_store import EventStore
 from heterps_core.data.reading.tables.listing import snapshot_of
 from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.errors import ConfigurationError
@@ -23,7 +24,7 @@ from tasks.records.mlflow_names import COMPARISON_EXPERIMENT, EXPERIMENT, Tag, T
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Dataset, Run
     from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 MOST_RUNS = 50_000
@@ -199,22 +200,51 @@ def record_table(workspace: Workspace, run: TrackedRun, table: TablePath) -> Non
         ConfigurationError: The store does not answer.
         DataError: The table cannot be listed.
     """
-    from mlflow.entities import Dataset, DatasetInput, InputTag
+    from mlflow.entities import Dataset
 
     found = snapshot_of(table)
-    names = "\n".join(sorted(file.uri for file in found.files))
-    source = {"uri": str(table), "snapshot": found.id, "num_files": len(found.files)}
     columns = [{"name": name, "type": kind, "required": False} for name, kind in found.columns]
     dataset = Dataset(
         name=table.name,
         digest=found.id,
         source_type=table.kind,
-        source=json.dumps(source | {"files_sha256": sha256(names.encode()).hexdigest()}),
+        source=_source(str(table), found.id, [file.uri for file in found.files]),
         schema=json.dumps({"mlflow_colspec": columns}),
     )
+    _log_input(workspace, run, dataset, "training")
+
+
+def record_events(workspace: Workspace, run: TrackedRun, events: EventStore) -> None:
+    """Record the events of a run's history as `record_table` does; of files without a snapshot their hash is the id.
+
+    Raises:
+        ConfigurationError: The store does not answer.
+    """
+    from mlflow.entities import Dataset
+
+    table = TablePath.parse(events.table)
+    source = _source(events.table, events.snapshot, [file.path for file in events.sources])
+    content = "".join(sorted(f"{file.path} {file.size_bytes} {file.tag}" for file in events.sources))
+    dataset = Dataset(
+        name=events.table.rpartition("/")[2],
+        digest=events.snapshot or sha256(content.encode()).hexdigest()[:8],
+        source_type="files" if table is None else table.kind,
+        source=source,
+    )
+    _log_input(workspace, run, dataset, "history")
+
+
+def _source(uri: str, snapshot: str | None, files: Sequence[str]) -> str:
+    names = "\n".join(sorted(files))
+    source = {"uri": uri, "snapshot": snapshot, "num_files": len(files)}
+    return json.dumps(source | {"files_sha256": sha256(names.encode()).hexdigest()})
+
+
+def _log_input(workspace: Workspace, run: TrackedRun, dataset: Dataset, use: str) -> None:
+    from mlflow.entities import DatasetInput, InputTag
+
     with answering_client(workspace) as client:
-        training = InputTag("mlflow.data.context", "training")
-        client.log_inputs(run.mlflow_run_id, [DatasetInput(dataset, [training])])
+        client.log_inputs(run.mlflow_run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", use)])])
 
 
 def runs_of(client: MlflowClient, run_id: str, kind: str | None = None) -> list[Run]:

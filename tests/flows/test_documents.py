@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import boto3
 import pandas as pd
@@ -16,9 +17,13 @@ from flows.command_line import _parser_for
 from flows.parameters import BackfillParameters, TrainParameters
 from flows.service.schedule import BACKFILL_CTR, DEPLOYMENTS
 from heterps_core.data.features import FeatureSpec
+from heterps_core.data.preparation import prepare_dataset
+from heterps_core.data.schema import DataSchema
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
+from tasks.sources import ClickSource
 from tests.documents import commands, help_examples, python_blocks
+from tests.heterps_core.data.history.event_rows import joined
 from tests.paths import PROJECT
 
 ALL_COMMANDS = list(commands())
@@ -107,6 +112,20 @@ def test_a_model_of_the_documents_is_traced_into_layers(place, tmp_path, monkeyp
     graph = trace_model(ProfileRequest(model=f"{module}:{model}", features=features, batch_size=4))
 
     assert len(graph.layers) > 3
+
+
+def test_the_history_of_data_is_as_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (PROJECT / "docs" / "DATA.md").read_text()
+    Path("heterps.toml").write_text(re.search(r"^```toml\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1])
+    [block] = [source for place, source in BLOCKS.items() if "DATA" in place]
+    exec(block, {})
+    schema = DataSchema.load(Path("heterps.toml"))
+
+    dataset = prepare_dataset("rows.parquet", schema=schema, out_dir="prepared")
+
+    assert joined(dataset) == [[("5", "buy"), ("3", "view")], []]
+    ClickSource(data="rows.parquet", schema_file="heterps.toml").check_columns()
 
 
 def run(command):

@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> None:
     """
     from pathlib import Path
 
+    from heterps_core.data.history.event_join import check_history
     from heterps_core.data.proposal.day_check import check_day
     from heterps_core.data.reading.days import partitions_of
     from heterps_core.data.reading.readers import list_source_files
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace) -> None:
     before = list_source_files(options.before) if options.before else ()
     if len(days) > 1 and not before:
         before = files_of_day(days[-2])
+    check_history([files[0], *before[:1]], schema)
     check = check_day(files, schema, before=before)
     beside = "" if check.click_share_before is None else f", {check.click_share_before:.2%} of those before"
     print(f"{check.num_rows:,} rows of {files[0]}: {check.click_share:.2%} are clicks{beside}\n")

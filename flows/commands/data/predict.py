@@ -51,7 +51,9 @@ def run(options: argparse.Namespace) -> None:
     workspace = Workspace.locate()
     files = list_source_files(options.data)
     version = model_registry.version_to_serve(workspace, options.version)
-    predictor = ClickPredictor(model_registry.verified_folder(workspace, version))
+    predictor = ClickPredictor(
+        model_registry.verified_folder(workspace, version), events_folder=workspace.data_directory
+    )
     use_all_cores()
     started_s = time.perf_counter()
     kept = [name.strip() for name in options.keep.split(",") if name.strip()]

@@ -182,7 +182,7 @@ def _read(files: Sequence[SourcePath], schema: DataSchema) -> _Sample:
         )
         for index, name in enumerate(schema.numeric_columns)
     }
-    for index, name in enumerate(schema.slot_columns):
+    for index, name in enumerate(schema.row_slots):
         if name in columns:
             continue
         halves, num_missing, num_left = (Counter[str](), Counter[str]()), 0, num_rows // 2

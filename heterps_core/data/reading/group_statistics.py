@@ -35,7 +35,7 @@ def _is_proven(chunk: pq.ColumnChunkMetaData, kind: pq.ColumnSchema, name: str, 
     is_whole = chunk.physical_type in ("INT32", "INT64", "BOOLEAN")
     if name not in schema.target_columns and is_whole:
         return True
-    if name in schema.text_columns and chunk.physical_type == "BYTE_ARRAY":
+    if name in (*schema.text_columns, *schema.pointer_columns[:1]) and chunk.physical_type == "BYTE_ARRAY":
         return bool(kind.logical_type.type == "STRING" or kind.converted_type == "UTF8")
     found = chunk.statistics
     if found is not None and name not in schema.target_columns and found.null_count == chunk.num_values:

@@ -37,7 +37,10 @@ class RowBatch:
 
     texts: tuple[pa.StringArray | pa.DictionaryArray | pa.ListArray, ...]
     """One array [n] per slot in schema order, of texts, of indices into different texts, or of lists of texts; null
-    or empty where missing."""
+    or empty where missing. Those of a history are joined later."""
+
+    pointers: tuple[pa.Array, pa.Array] | None = None
+    """Key and time [n] of each row, as they are; None where the schema has no history."""
 
     def where(self, is_kept: npt.NDArray[np.bool_]) -> RowBatch:
         """Return the rows [n] that are kept."""
@@ -54,6 +57,7 @@ class RowBatch:
             weights=None if self.weights is None else self.weights[rows],
             numbers=self.numbers[rows],
             texts=tuple(map(part_of, self.texts)),
+            pointers=None if self.pointers is None else tuple(map(part_of, self.pointers)),
         )
 
 
@@ -63,6 +67,7 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
     The columns are `schema.used_columns`, in that order; of padded ones the blanks around a text are dropped.
     """
     columns = dict(zip(schema.used_columns, record_batch.columns, strict=True))
+    pointers = None if schema.history is None else (columns[schema.history.key], columns[schema.history.time])
     targets = check_targets([columns[name] for name in schema.target_columns], schema, is_padded=is_padded)
     # Column by column in memory, as columns are checked and transformed.
     numbers = np.empty((record_batch.num_rows, len(schema.numeric_columns)), dtype=np.float64, order="F")
@@ -79,13 +84,13 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
         else categories_of(columns[name])
         if name in schema.numeric_columns
         else clean(columns[name], schema, is_padded=is_padded)
-        for name in schema.slot_columns
+        for name in schema.row_slots
     )
     # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
     if targets is None or int(np.isfinite(numbers).sum()) != num_present:
         return None
     labels, weights = targets
-    return RowBatch(labels=labels, weights=weights, numbers=numbers, texts=texts)
+    return RowBatch(labels=labels, weights=weights, numbers=numbers, texts=texts, pointers=pointers)
 
 
 def check_targets(

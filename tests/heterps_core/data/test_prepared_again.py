@@ -126,16 +126,16 @@ def test_two_processes_that_prepare_one_folder_otherwise_each_get_their_own_rows
 def test_who_replaces_the_rows_as_soon_as_it_may_does_not_change_what_the_first_gets(
     source, tmp_path, monkeypatch
 ):
-    exclusive = preparation._exclusive
+    exclusive = preparation.exclusive
 
     @contextmanager
     def with_another_waiting(directory):
         with exclusive(directory):
             yield
-        monkeypatch.setattr(preparation, "_exclusive", exclusive)
+        monkeypatch.setattr(preparation, "exclusive", exclusive)
         prepare(source, tmp_path / "out", buckets_per_slot=51)
 
-    monkeypatch.setattr(preparation, "_exclusive", with_another_waiting)
+    monkeypatch.setattr(preparation, "exclusive", with_another_waiting)
 
     dataset = prepare(source, tmp_path / "out")
 
