@@ -7,14 +7,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.batch_shares import MeasuredShares, StepSeconds
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.checkpoint_writer import CheckpointWriter
 from heterps_core.training.gradients.clipping import clip_gradients
@@ -28,6 +32,8 @@ from heterps_core.training.replica_batches import BatchFeed, ReplicaBatches
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.stop_question import StopQuestion
 from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.transport.json_messages import gather_json
+from heterps_core.transport.token_connections import machine_name
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +66,37 @@ def _noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
     return int.from_bytes(drawn.digest(), "little")
 
 
+class _Reading:
+    """The batches of a training from a cursor on, which a thread reads ahead; a context, in which they are trained.
+
+    Args:
+        waited_s: For data, before.
+    """
+
+    def __init__(self, loop: TrainingLoop, cursor: TrainingCursor, *, waited_s: float = 0.0) -> None:
+        self.source = loop.batches.swept(map(loop.batches.training_batch, loop.cursors(cursor)), writes=True)
+        self._feed = BatchFeed(lambda _: self.source.next_batch(), loop.cursors(cursor))
+        self._waited_s = waited_s
+        self.batches = iter(self._feed)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.source.__exit__()
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the training had nothing to do but wait for data."""
+        return self._waited_s + self._feed.waited_s
+
+    def close(self) -> None:
+        """End the thread; after the last batch that is trained."""
+        self.source.__exit__()
+        self.batches.close()
+        self.source.close()
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingLoop:
     """The parts with which one worker trains."""
@@ -81,6 +118,8 @@ class TrainingLoop:
 
     _trained: deque[TrainingCursor] = field(default_factory=deque, init=False)
     """Batches that are trained, and whose update is still to come."""
+
+    _measured_shares: MeasuredShares = field(default_factory=MeasuredShares, init=False)
 
     @classmethod
     def of(
@@ -123,16 +162,14 @@ class TrainingLoop:
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_steps(batches_per_epoch)
-        cursors = self._cursors(cursor, batches_per_epoch)
-        source = self.batches.swept(map(self.batches.training_batch, cursors), writes=True)
-        feed = BatchFeed(lambda _: source.next_batch(), self._cursors(cursor, batches_per_epoch))
-        batches = iter(feed)
-        with source, StopQuestion(self.run, first_step=cursor.step + 1) as stop:
-            coming, is_stopping = next(batches, None), False
+        with ExitStack() as stack:
+            reading = stack.enter_context(_Reading(self, cursor))
+            stop = stack.enter_context(StopQuestion(self.run, first_step=cursor.step + 1))
+            coming, is_stopping = next(reading.batches, None), False
             if self.checkpoints is not None and coming is not None:
                 self.checkpoints.begin(cursor.step)
             while coming is not None:
-                (at, microbatches), coming = coming, next(batches, None)
+                (at, microbatches), coming = coming, next(reading.batches, None)
                 cursor = at.after_batch(batches_per_epoch)
                 is_last = is_stopping or coming is None
                 is_saved = is_last or cursor.step % self.config.checkpoint_interval_steps == 0
@@ -142,18 +179,19 @@ class TrainingLoop:
                 self.take_step(
                     at, microbatches, following=following, num_steps=num_steps, started_s=started_s
                 )
-                source.finish_step()
+                reading.source.finish_step()
                 self.on_step(cursor.step)
                 if self.checkpoints is not None:
                     self.checkpoints.check()
                     if is_saved:
-                        take_buffers_of_first_replica(self.model.layers.values(), group=self.place.group)
-                        if self.metrics is not None:
-                            # Steps after a checkpoint may be trained again, earlier ones are not.
-                            self.metrics.flush("training")
-                        self.checkpoints.save(cursor, is_last=is_last)
+                        self._save(self.checkpoints, cursor, is_last=is_last)
                 if is_stopping:
                     break
+                if is_saved and coming is not None and self._take_measured_shares():
+                    reading.close()
+                    self.batches.follow_shares()
+                    reading = stack.enter_context(_Reading(self, cursor, waited_s=reading.waited_s))
+                    coming = next(reading.batches, None)
                 # The step that has begun already comes to its end.
                 is_stopping = stop.is_asked_for(
                     cursor.step,
@@ -163,18 +201,44 @@ class TrainingLoop:
         blocked_s = 0.0 if self.checkpoints is None else self.checkpoints.blocked_s
         logger.info(
             "waited %.2f s of %.2f s for data and %.2f s for checkpoints, up to step %d",
-            feed.waited_s,
+            reading.waited_s,
             time.monotonic() - started_s,
             blocked_s,
             cursor.step,
         )
         if self.checkpoints is not None:
             self.checkpoints.finish()
-        batches.close()
-        source.close()
+        reading.close()
         if self.metrics is not None:
             self.metrics.flush("evaluating" if self.is_complete(cursor) else "stopped")
         return cursor
+
+    def _save(self, checkpoints: CheckpointWriter, cursor: TrainingCursor, *, is_last: bool) -> None:
+        take_buffers_of_first_replica(self.model.layers.values(), group=self.place.group)
+        if self.metrics is not None:
+            # Steps after a checkpoint may be trained again, earlier ones are not.
+            self.metrics.flush("training")
+        checkpoints.save(cursor, is_last=is_last)
+
+    def _take_measured_shares(self) -> bool:
+        """Let shares follow the speeds of replicas; tells whether this worker's batches change.
+
+        A stage on cards, whose work runs beside its processes, and one with rows on disk, which are read long before
+        their batches, keep the shares that they have.
+        """
+        layout, stage = self.place.layout, self.place.stage
+        if all(len(ranks) == 1 for ranks in layout.ranks):
+            return False
+        is_measured = self.model.device == CPU and not self.model.swept_tables
+        own = machine_name(), *(self.runner.own_work.per_step() if is_measured else (None, None))
+        measured = [StepSeconds(*each) for each in gather_json(own)]
+        shares = self._measured_shares.following(layout, measured, num_rows=self.config.microbatch_size)
+        before = tuple(map(layout.shares_of, range(layout.num_stages)))
+        if shares == before:
+            return False
+        logger.info("shares of batches %s after %s", shares, before)
+        self.runner.take_shares(shares)
+        return shares[stage] != before[stage]
 
     def is_complete(self, end: TrainingCursor) -> bool:
         """Tell whether training came to its end, rather than to a stop that was asked for."""
@@ -207,10 +271,11 @@ class TrainingLoop:
         if self.model.device.type == "cuda":
             torch.cuda.manual_seed(seed)
         self._trained.append(at)
-        for losses in self.runner.train_step(microbatches, following=following):
-            self._update_dense(self._trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
-        share = rate_share(at.step, num_steps, self.config.warmup_steps)
-        self.model.update_rows(self.config.embedding_learning_rate * share)
+        with self.runner.own_work.step():
+            for losses in self.runner.train_step(microbatches, following=following):
+                self._update_dense(self._trained.popleft(), losses, num_steps=num_steps, started_s=started_s)
+            share = rate_share(at.step, num_steps, self.config.warmup_steps)
+            self.model.update_rows(self.config.embedding_learning_rate * share)
 
     def _update_dense(
         self, at: TrainingCursor, losses: list[float], *, num_steps: int, started_s: float
@@ -219,7 +284,8 @@ class TrainingLoop:
         check_losses(losses, step=at.step + 1, config=self.config)
         if self.config.clip_norm is not None:
             gradients = [each.grad for each in self.model.dense_optimizer.state if each.grad is not None]
-            clip_gradients(gradients, self.place, longest=self.config.clip_norm)
+            with self.runner.own_work.waiting():
+                clip_gradients(gradients, self.place, longest=self.config.clip_norm)
         share = rate_share(at.step, num_steps, self.config.warmup_steps)
         self.model.update_dense(self.config.dense_learning_rate * share)
         check_parameters(self.model.layers, step=at.step + 1, config=self.config)
@@ -234,8 +300,9 @@ class TrainingLoop:
                 )
             )
 
-    def _cursors(self, cursor: TrainingCursor, batches_per_epoch: int) -> Iterator[TrainingCursor]:
+    def cursors(self, cursor: TrainingCursor) -> Iterator[TrainingCursor]:
         """Yield the batches from `cursor` to the end of the last epoch."""
+        batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         while cursor.step < self.config.num_steps(batches_per_epoch):
             yield cursor
             cursor = cursor.after_batch(batches_per_epoch)

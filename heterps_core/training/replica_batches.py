@@ -172,8 +172,13 @@ class ReplicaBatches:
         self._dataset, self._config, self._model, self._runner = dataset, config, model, runner
         parts = [part for layer in model.layers.values() for part in layer.modules()]
         self._has_dropout = any(isinstance(part, RowDropout) for part in parts)
-        self._slices = runner.row_slices(config.batch_size, config.num_microbatches)
-        self._positions = spread(config.batch_size, config.num_microbatches, self._slices)
+        self.follow_shares()
+
+    def follow_shares(self) -> None:
+        """Read, from the next batch on, the rows that the runner's shares give this replica."""
+        batch_size, num_microbatches = self._config.batch_size, self._config.num_microbatches
+        self._slices = self._runner.row_slices(batch_size, num_microbatches)
+        self._positions = spread(batch_size, num_microbatches, self._slices)
         self._block = _Block(0, range(0), np.empty(0, dtype=np.int64), _NO_ROWS, [])
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:

@@ -12,6 +12,7 @@ import math
 import select
 import socket
 import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
@@ -32,6 +33,7 @@ class PeerSockets:
     Attributes:
         member: Number of this replica.
         num_members: Number of the replicas.
+        waited_s: Seconds in which rows were sent and waited for.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class PeerSockets:
         self.member = next(number for number in range(self.num_members) if number not in peers)
         self._peers, self._ranks, self._layout = peers, ranks, layout
         self._silence_limit_s = silence_limit_s
+        self.waited_s = 0.0
         limit_us = round(1e6 * silence_limit_s)
         for peer in peers.values():
             # The system keeps the limit: Python would make another call before each one.
@@ -105,7 +108,9 @@ class PeerSockets:
         sent, places = _by_member(rows, sent_counts), _by_member(received, received_counts)
         for place, own in zip(places[self.member], sent[self.member], strict=True):
             place[:] = own
+        started_s = time.perf_counter()
         self._run(sent, {number: iter([places[number]]) for number in self._peers})
+        self.waited_s += time.perf_counter() - started_s
         return received
 
     def exchange_sized(self, sent: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

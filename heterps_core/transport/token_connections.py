@@ -49,11 +49,16 @@ def this_machine() -> str:
     return f"{BOOT_ID.read_text()} {NETWORK.stat().st_ino}"
 
 
+def machine_name() -> str | None:
+    """Return the name of this machine, or None where the system is not Linux."""
+    with suppress(OSError):
+        return this_machine()
+    return None
+
+
 def ranks_here(group: ProcessGroup) -> set[int]:
     """Return the ranks of a group's members on this machine, where it has a name; all members call it."""
-    machine = None
-    with suppress(OSError):
-        machine = this_machine()
+    machine = machine_name()
     ranks = {rank for rank, other in gather_json([dist.get_rank(), machine], group) if other == machine}
     return set() if machine is None else ranks
 

@@ -1,4 +1,4 @@
-"""What a model loses by being cut into stages, and by reading its data from disk.
+"""What a model loses by being cut into stages, by replicas of unequal speeds, and by reading its data from disk.
 
 A pipeline cannot be faster than its slowest stage. So each stage also runs alone, in the same process on the same
 data: the same passes over the same layers and the same update, but for the whole batch at once, with activations and
@@ -15,6 +15,10 @@ core time of a step, all threads included, over that of the stages side by side.
 
 The pipeline runs in both update modes: with `sync` it drains at the end of each step, with `delayed` it does not.
 
+Of two replicas of one stage, the second is stopped for two of each three 4 ms by signals, so it has a third of the
+other's speed, whatever it does. Each trains on its own beside the other, then both together: first with equal shares
+of each batch, then with those that the training has measured. Their samples/s are held against the sum of their own.
+
 Ways alternate within each round; each figure is the median of the rounds.
 """
 
@@ -22,9 +26,12 @@ from __future__ import annotations
 
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,11 +48,19 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import write_click_stream
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training import loop as training_loop
 from heterps_core.training.checkpoint import TrainingCursor
-from heterps_core.training.job import UPDATE_MODES, TrainingConfig, default_microbatches
+from heterps_core.training.checkpoint_writer import CheckpointWriter
+from heterps_core.training.job import DELAYED, UPDATE_MODES, TrainingConfig, default_microbatches
 from heterps_core.training.loop import TrainingLoop
 from heterps_core.training.pipeline.stage_model import StageModel, build_stage_model
-from heterps_core.training.pipeline.stage_place import ALONE, StagePlace, connect_neighbours
+from heterps_core.training.pipeline.stage_place import (
+    ALONE,
+    StagePlace,
+    connect_neighbours,
+    join_stage,
+    world_group,
+)
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.replica_batches import BatchFeed
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -65,6 +80,9 @@ NUM_ROUNDS = 15
 NUM_READING_ROUNDS = 5
 STEPS_PER_ROUND = 10
 NUM_CLICKS = 100_000
+NUM_UNEQUAL_ROUNDS = 3
+STEPS_PER_CHECKPOINT, STEPS_TOGETHER, SETTLED_PARTS = 40, 240, 3
+ALONE_S = 8.0
 
 
 def run(*, seed: int = 0) -> list[dict[str, Any]]:
@@ -87,6 +105,15 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
                 higher_is_better=False,
             ),
         ]
+    rounds = [measure_unequal_replicas(seed + number) for number in range(NUM_UNEQUAL_ROUNDS)]
+    print_rounds(rounds)
+    for way in ("equal", "measured"):
+        figures.append(
+            figure(
+                f"{way}_shares_over_sum_of_replicas",
+                [speeds[way] / (speeds["fast"] + speeds["slow"]) for speeds in rounds],
+            )
+        )
     for name, shares in measure_reading(seed).items():
         figures.append(figure(name, shares, higher_is_better=False))
     print(
@@ -225,20 +252,113 @@ def cut(runner: StageRunner, batch: ClickBatch, num_microbatches: int) -> list[M
     ]
 
 
+def measure_unequal_replicas(seed: int) -> dict[str, float]:
+    """Return samples/s of two replicas alone, and of both with equal and with measured shares."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder), seed)
+        first, second = run_in_processes(train_unequal_replica, 2, folder, seed)
+    return {
+        "fast": first["alone"],
+        "slow": second["alone"],
+        "equal": first["equal"],
+        "measured": first["measured"],
+    }
+
+
+def train_unequal_replica(rank: int, folder: str, seed: int) -> dict[str, float]:
+    """Train alone, then with the other one."""
+    # Speeds are compared between machines; here each process is one.
+    training_loop.machine_name = lambda: f"machine {rank}"  # type: ignore[attr-defined]
+    dataset, run = PreparedDataset.open(f"{folder}/prepared"), RunDirectory(folder)
+    config = TrainingConfig(
+        batch_size=BATCH_SIZE,
+        num_microbatches=1,
+        num_epochs=STEPS_TOGETHER,
+        max_steps=STEPS_TOGETHER,
+        seed=seed,
+        checkpoint_interval_steps=STEPS_PER_CHECKPOINT,
+        update_mode=DELAYED,
+    )
+    stages = [Stage(0, NUM_LAYERS - 1, "cpu", 2)]
+    place = join_stage(RankLayout(((0, 1),)), rank, new_group=world_group, is_on_one_node=False)
+    ended_s: list[float] = []
+    together = TrainingLoop.of(
+        MODEL, dataset, config, stages, place, run=run, on_step=lambda _: ended_s.append(time.perf_counter())
+    )
+    writer = CheckpointWriter(run, together.model, group=place.group, world=place.checkpoint_group)
+    alone = new_loop(dataset, run, seed)
+    with throttled() if rank == 1 else nullcontext():
+        share_waiting(alone)
+        dist.barrier()
+        started_s, num_steps = time.perf_counter(), 0
+        for _, microbatches in BatchFeed(alone.batches.training_batch, endless(alone)):
+            train(alone, microbatches)
+            num_steps += 1
+            if time.perf_counter() - started_s > ALONE_S:
+                break
+        speeds = {"alone": num_steps * BATCH_SIZE / (time.perf_counter() - started_s)}
+        dist.barrier()
+        replace(together, checkpoints=writer).train(TrainingCursor())
+        dist.barrier()
+    # Between checkpoints, and without the step that fills the pipeline.
+    parts = [
+        ended_s[first + 2 : first + STEPS_PER_CHECKPOINT]
+        for first in range(0, STEPS_TOGETHER, STEPS_PER_CHECKPOINT)
+    ]
+    for way, of_way in (("equal", parts[:1]), ("measured", parts[SETTLED_PARTS:])):
+        seconds = sum(part[-1] - part[0] for part in of_way)
+        speeds[way] = sum(len(part) - 1 for part in of_way) * BATCH_SIZE / seconds
+    print(f"rank {rank}: shares {together.runner.place.layout.shares}, {together.runner.own_work.per_step()}")
+    return speeds
+
+
+def endless(loop: TrainingLoop) -> Iterator[TrainingCursor]:
+    """Yield batches without end."""
+    while True:
+        yield from cursors(loop)
+
+
+@contextmanager
+def throttled() -> Iterator[None]:
+    """Stop this process for two thirds of the time while the block runs."""
+    command = [sys.executable, "-c", THROTTLE, str(os.getpid())]
+    with subprocess.Popen(command) as throttle:
+        try:
+            yield
+        finally:
+            throttle.terminate()
+
+
+THROTTLE = """
+import os, signal, sys, time
+process, ended = int(sys.argv[1]), []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+try:
+    while not ended:
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(0.008)
+        os.kill(process, signal.SIGCONT)
+        time.sleep(0.004)
+except ProcessLookupError:
+    pass
+"""
+
+
+def prepare(folder: Path, seed: int) -> PreparedDataset:
+    """Return synthetic clicks as a training reads them."""
+    stream = write_click_stream(folder / "clicks.tsv", num_rows=NUM_CLICKS, seed=seed)
+    return prepare_dataset(
+        stream.path, schema=CRITEO_SCHEMA, buckets_per_slot=BUCKETS_PER_SLOT, out_dir=folder / "prepared"
+    )
+
+
 def measure_reading(seed: int) -> dict[str, list[float]]:
     """Return shares of the time of one process that trains from disk: waiting for batches, and reading inline."""
     threads_before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            stream = write_click_stream(Path(folder) / "clicks.tsv", num_rows=NUM_CLICKS, seed=seed)
-            dataset = prepare_dataset(
-                stream.path,
-                schema=CRITEO_SCHEMA,
-                buckets_per_slot=BUCKETS_PER_SLOT,
-                out_dir=Path(folder) / "prepared",
-            )
-            loop = new_loop(dataset, RunDirectory(folder), seed)
+            loop = new_loop(prepare(Path(folder), seed), RunDirectory(folder), seed)
             shares: dict[str, list[float]] = {
                 "share_of_time_waiting_for_data": [],
                 "share_of_time_reading_inline": [],

@@ -81,7 +81,7 @@ class SharedMemoryBoundary:
         self.silence_limit_s = silence_limit_s
         self.sent_bytes = 0
         self._dtype = dtype
-        self._side = side
+        self.side = side
         self._width = width
         self._shared = shared
         self._step = 0
@@ -110,7 +110,7 @@ class SharedMemoryBoundary:
         self.sent_bytes += num_bytes
         buffer.grow(self._num_bytes)
         buffer.view(first_byte, len(rows_BW), self._width, self._dtype).copy_(rows_BW)
-        for route in self._side.routes(num_rows):
+        for route in self.side.routes(num_rows):
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
 
@@ -125,12 +125,12 @@ class SharedMemoryBoundary:
 
     def has_arrived(self, num_rows: int) -> bool:
         """Tell whether `take` would return at once."""
-        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self._side.routes(num_rows))
+        return all(self._has_rows_of(route.peer_replica, 0.0) for route in self.side.routes(num_rows))
 
     def take(self, num_rows: int) -> Tensor:
         """Return the slice [B, W], float32, of the next micro-batch of `num_rows` rows, once all of it is there."""
         parts = []
-        for route in self._side.routes(num_rows):
+        for route in self.side.routes(num_rows):
             self._has_rows_of(route.peer_replica, self.silence_limit_s)
             sender = self._shared.peers[route.peer_replica]
             turn, first_byte, num_part_rows = sender.arrived.popleft()
@@ -177,8 +177,8 @@ class SharedMemoryBoundary:
             raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
 
     def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
-        rank = self._side.rank_of(peer)
-        return LostWorkerError(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+        rank = self.side.rank_of(peer)
+        return LostWorkerError(self.side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,17 +57,17 @@ class StageBoundary:
         self.sent_bytes = 0
         self.device = device
         self._dtype = dtype
-        self._side = side
+        self.side = side
         self._width = width
         self._peers = [_Peer(self, number, connection) for number, connection in enumerate(connections)]
 
     def receive(self, num_rows: int) -> Receiving:
         """Expect this replica's slice of a micro-batch of `num_rows` rows."""
-        num_own = self._side.slice_of(num_rows).num_rows
+        num_own = self.side.slice_of(num_rows).num_rows
         rows_BW = host_buffer(num_own, self._width, near=self.device, dtype=self._dtype)
         missing = [
             (self._peers[route.peer_replica], bytes_of(rows_BW[route.first : route.stop]))
-            for route in self._side.routes(num_rows)
+            for route in self.side.routes(num_rows)
         ]
         return Receiving(self, rows_BW, missing)
 
@@ -80,7 +80,7 @@ class StageBoundary:
         rows_BW = rows_BW.to(self._dtype).contiguous()
         self.sent_bytes += rows_BW.nbytes
         leaving = HostCopy.begin(rows_BW)
-        for route in self._side.routes(num_rows):
+        for route in self.side.routes(num_rows):
             self._peers[route.peer_replica].send(leaving, route.first, route.stop)
 
     def end_step(self, *, is_drained: bool) -> None:
@@ -96,8 +96,8 @@ class StageBoundary:
 
     def lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
         """Return what to say of a replica of the neighbour."""
-        rank = self._side.rank_of(peer)
-        return LostWorkerError(self._side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+        rank = self.side.rank_of(peer)
+        return LostWorkerError(self.side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
 
 
 class _Peer:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +33,7 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable
+from heterps_core.training.batch_shares import OwnWork
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
 from heterps_core.training.gradients.weight_gradients import WeightGradients
 from heterps_core.training.job import DELAYED, TrainingConfig
@@ -150,6 +151,9 @@ class StageRunner:
         self._sums: deque[PendingSum] = deque()
         """Sums of batches whose update is still to come."""
 
+        peers = next((table.peers for table in model.tables.values() if table.peers is not None), None)
+        self.own_work = OwnWork(lambda: self.waited_seconds + (0.0 if peers is None else peers.rows.waited_s))
+
         self._slowest_step_s = 0.0
         self._is_warm = False
         self.trained_seconds = 0.0
@@ -157,6 +161,14 @@ class StageRunner:
 
         self.waited_seconds = 0.0
         """Seconds among them for messages of other stages with nothing left to work out."""
+
+    def take_shares(self, shares: tuple[tuple[int, ...], ...]) -> None:
+        """Cut later batches by other shares of all stages; all workers call it when no row is under way."""
+        layout = replace(self.place.layout, shares=shares)
+        self.place = replace(self.place, layout=layout)
+        self.own_work.begin_again()
+        for boundary in self._boundaries:
+            boundary.side = replace(boundary.side, layout=layout)
 
     @property
     def silence_limit_s(self) -> float:
@@ -246,7 +258,9 @@ class StageRunner:
     def _finish_sums(self, started_s: float) -> Iterator[list[float]]:
         num_under_way = 0 if self._delayed is None or self._is_drained else 1
         while len(self._sums) > num_under_way:
-            yield self._sums.popleft().finish()
+            with self.own_work.waiting():
+                losses = self._sums.popleft().finish()
+            yield losses
         # The first step warms up, and says nothing of the others.
         elapsed_s = time.perf_counter() - started_s if self._is_warm else 0.0
         self.trained_seconds += elapsed_s
