@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -186,3 +187,9 @@ def describe_source(file: SourcePath) -> SourceFile:
         modified_ns=status.st_mtime_ns,
         tag=digest.hexdigest(),
     )
+
+
+def describe_sources(files: Iterable[SourcePath]) -> tuple[SourceFile, ...]:
+    """Return what source files are now; raises as `describe_source`."""
+    with ThreadPoolExecutor() as pool:
+        return tuple(pool.map(describe_source, files))

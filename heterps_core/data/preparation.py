@@ -21,13 +21,14 @@ import pyarrow as pa
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import BUFFER_BYTES, FIRST_TEXT_RULE, MIN_SLOT_ROWS, TEXT_RULE
 from heterps_core.data.history.event_join import check_pointers
-from heterps_core.data.history.event_store import event_sources, exclusive, link_events
+from heterps_core.data.history.event_store import Events, exclusive, find_events, link_events
 from heterps_core.data.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
     PreparationRequest,
     SourceFile,
     describe_source,
+    describe_sources,
     folder_of,
     read_manifest,
 )
@@ -110,21 +111,26 @@ def prepare_dataset(
         check_partitions_are_times(files)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(out_dir.parent):
-        with ThreadPoolExecutor() as pool:
-            sources = tuple(pool.map(describe_source, (*files, *eval_files)))
-        events = () if schema.history is None else event_sources(schema.history)
-        request = replace(request, sources=sources, num_eval_sources=len(eval_files), events=events)
+        events = None if schema.history is None else find_events(schema.history)
+        request = replace(
+            request,
+            sources=describe_sources((*files, *eval_files)),
+            num_eval_sources=len(eval_files),
+            events=() if events is None else events.sources,
+        )
         present = read_manifest(folder_of(out_dir))
         if present is not None and present.fingerprint == request.fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
             return PreparedDataset(out_dir, present)
-        manifest = _replace(out_dir, (*files, *eval_files), request)
+        manifest = _replace(out_dir, (*files, *eval_files), request, events)
         logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
         # Before another process may replace it.
         return PreparedDataset(out_dir, manifest)
 
 
-def _replace(out_dir: Path, files: Sequence[SourcePath], request: PreparationRequest) -> DatasetManifest:
+def _replace(
+    out_dir: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
+) -> DatasetManifest:
     """Prepare rows beside a folder and put them in its place at the end."""
     partial = out_dir.with_name(f".{out_dir.name}.partial")
     try:
@@ -132,7 +138,7 @@ def _replace(out_dir: Path, files: Sequence[SourcePath], request: PreparationReq
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         check_time_order(files, request.schema)
-        manifest = _prepare_rows(partial, files, request)
+        manifest = _prepare_rows(partial, files, request, events)
         replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
         # A process that has the old files open keeps them.
         shutil.rmtree(out_dir, ignore_errors=True)
@@ -150,7 +156,7 @@ def _replace(out_dir: Path, files: Sequence[SourcePath], request: PreparationReq
 
 
 def _prepare_rows(
-    directory: Path, files: Sequence[SourcePath], request: PreparationRequest
+    directory: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
 ) -> DatasetManifest:
     """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
     schema = request.schema
@@ -164,10 +170,10 @@ def _prepare_rows(
                 request.sources,
             )
         )
-    if schema.history is not None:
-        store = link_events(schema.history, directory.parent, directory)
+    if events is not None:
         for file, each in zip(files, taken, strict=True):
-            check_pointers(file, schema, store.types, columns=each.columns)
+            check_pointers(file, schema, events, columns=each.columns)
+        link_events(events, directory.parent, directory)
     if request.text_rule == FIRST_TEXT_RULE:
         _check_same_types(files, [each.columns for each in taken], schema)
     sizes = [each.sizes for each in taken]

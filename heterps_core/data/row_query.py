@@ -14,7 +14,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from heterps_core.data.manifest import SourceFile, describe_source
+from heterps_core.data.manifest import SourceFile, describe_sources
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
 from heterps_core.data.reading.parquet_reader import columns_in_common
@@ -116,7 +116,7 @@ class RowQuery:
             self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, tables),
         ):
             names = [(table, file) for table, of_table in tables.items() for file in of_table]
-            inputs = _described(file for _, file in names)
+            inputs = describe_sources(file for _, file in names)
             contents = [
                 (table, each.size_bytes, each.tag) for (table, _), each in zip(names, inputs, strict=True)
             ]
@@ -133,7 +133,7 @@ class RowQuery:
                         raise DataError(
                             self.path, f"must return at least one row{of_day}, got none of {files[0]}"
                         )
-                    if _described(file for _, file in names) != inputs:
+                    if describe_sources(file for _, file in names) != inputs:
                         raise DataError(
                             self.path,
                             "the files of its tables must not change while it runs, but did; run it once more",
@@ -239,11 +239,6 @@ def inputs_of(source: SourceFile) -> tuple[SourceFile, ...]:
     if not made_from.exists():
         return (source,)
     return QueryInputs.from_json(read_json(made_from, what="inputs of a query")).files
-
-
-def _described(files: Iterable[SourcePath]) -> tuple[SourceFile, ...]:
-    with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(describe_source, files))
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -15,25 +15,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from heterps_core.data.epoch_order import Int64Array
+from heterps_core.data.hashing import UInt64Array
 from heterps_core.data.history.event_store import (
     BUCKETS_LOG2,
     STORE_NAME,
+    Events,
     EventStore,
-    EventTypes,
-    UInt64Array,
     as_times,
-    event_types,
+    find_events,
     hash_keys,
     kind_of_keys,
     kind_of_times,
     link_events,
+    plain,
 )
 from heterps_core.data.manifest import Folder, folder_of
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, one_line
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import column_texts
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import is_text, plain_column, read_footer
+from heterps_core.data.reading.parquet_reader import is_text, read_footer
 from heterps_core.data.reading.row_batch import RowBatch, clean
 from heterps_core.data.reading.text_reader import find_layout
 from heterps_core.data.schema import DataSchema, EventHistory
@@ -46,13 +48,16 @@ _COPIED_BYTES = 1 << 24
 
 _UNITS = {"s": "second", "ms": "millisecond", "us": "microsecond", "ns": "nanosecond"}
 
-Int64Array = npt.NDArray[np.int64]
-
 
 class _Bucket(NamedTuple):
-    """m events in the order of key and time, mapped into memory."""
+    """m events of k keys in the order of key and time, mapped into memory."""
 
     keys: UInt64Array
+    """[k], sorted."""
+
+    stops: npt.NDArray[np.int32]
+    """[k], one after the last event of each key."""
+
     times: npt.NDArray[Any]
     columns: list[pa.Array]
     time_type: pa.DataType
@@ -61,7 +66,11 @@ class _Bucket(NamedTuple):
         self, keys: UInt64Array, times: npt.NDArray[Any], max_length: int
     ) -> tuple[Int64Array, Int64Array]:
         """Return for each of n rows the first of its last events before its time, and where they stop."""
-        first, end = (np.searchsorted(self.keys, keys, side=side) for side in ("left", "right"))
+        at = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        end = self.stops[at].astype(np.int64)
+        first = np.where(at > 0, self.stops[at - 1], 0)
+        # A key without events has none from there on.
+        first = np.where(self.keys[at] == keys, first, end)
         low, high = first, end
         while (is_open := low < high).any():
             middle = (low + high) // 2
@@ -112,7 +121,7 @@ class EventJoin:
                 f"column {self._history.time} must hold the time of each row, before which its history ends, but is "
                 f"empty in {comparable.null_count} rows of {len(comparable):,}; write it, or leave these rows out",
             )
-        return replace(rows, texts=(*rows.texts, *self._lists(keys, comparable, path)))
+        return replace(rows, texts=(*rows.texts, *self._lists(keys, comparable)))
 
     def lists(self, keys: pa.Array, times: pa.Array | None, *, path: object) -> list[pa.ListArray]:
         """Return for each sequence the last events of each key [n] before its time; all events where it has none.
@@ -121,11 +130,11 @@ class EventJoin:
             DataError: A time cannot be compared with those of events.
         """
         times = pa.nulls(len(keys), self._time_type) if times is None else self._times(times, path)
-        return self._lists(keys, times, path)
+        return self._lists(keys, times)
 
     def _times(self, times: pa.Array, path: object) -> pa.Array:
-        """Return times of rows in the type of those of events: t events precede them where t < this."""
-        wanted, column = self._time_type, decoded(times)
+        """Return times of rows in the type of those of events, rounded up: the same events are earlier."""
+        wanted, column = self._time_type, plain(times)
         try:
             if is_text(column.type):
                 column = pc.utf8_trim_whitespace(column)
@@ -134,9 +143,7 @@ class EventJoin:
             if column.null_count == len(column):
                 return pa.nulls(len(column), wanted)
             found = as_times(column)
-            check_kind(
-                path, self._history, "" if found is None else kind_of_times(found.type), self.store.types
-            )
+            _check_kind(path, self._history, pa.null() if found is None else found.type, wanted)
             if pa.types.is_timestamp(wanted):
                 found = pc.ceil_temporal(found, 1, unit=_UNITS[wanted.unit])
             elif pa.types.is_integer(wanted) and pa.types.is_floating(found.type):
@@ -145,12 +152,12 @@ class EventJoin:
         except ARROW_ERRORS as error:
             raise DataError(
                 path,
-                f"column {self._history.time} must hold {self.store.types.time}, as the events of its history do: "
+                f"column {self._history.time} must hold {kind_of_times(wanted)}, as the events of its history do: "
                 f"{one_line(error)}; write both alike",
             ) from error
 
-    def _lists(self, keys: pa.Array, times: pa.Array, path: object) -> list[pa.ListArray]:
-        keys = clean(decoded(keys), self._schema, is_padded=self._schema.is_padded, in_any_form=True)
+    def _lists(self, keys: pa.Array, times: pa.Array) -> list[pa.ListArray]:
+        keys = clean(plain(keys), self._schema, is_padded=self._schema.is_padded, in_any_form=True)
         spans = [(first, first + _ROWS_AT_ONCE) for first in range(0, max(len(keys), 1), _ROWS_AT_ONCE)]
         parts = [self._part(keys[first:stop], _as_numbers(times[first:stop])) for first, stop in spans]
         return [pa.concat_arrays(of_column) for of_column in zip(*parts, strict=True)]
@@ -158,25 +165,20 @@ class EventJoin:
     def _part(self, keys: pa.Array, times: npt.NDArray[Any]) -> list[pa.ListArray]:
         hashes, has_key = hash_keys(keys)
         numbers = np.where(has_key, (hashes >> np.uint64(64 - BUCKETS_LOG2)).astype(np.int64), -1)
-        order = np.argsort(numbers, kind="stable")
-        counts: Int64Array = np.zeros(len(keys), np.int64)
+        starts, counts = np.zeros((2, len(keys)), np.int64)
         found: list[list[pa.Array]] = [[none] for none in self._none]
-        for number in np.unique(numbers).tolist():
-            if (bucket := self._buckets.get(number)) is None:
-                continue
-            first, stop = np.searchsorted(numbers[order], [number, number + 1])
-            rows = order[first:stop]
+        num_found = 0
+        for number in sorted({*numbers.tolist()} & self._buckets.keys()):
+            rows, bucket = np.flatnonzero(numbers == number), self._buckets[number]
             begin, end = bucket.between(hashes[rows], times[rows], self._history.max_length)
-            counts[rows] = end - begin
+            stops = num_found + np.cumsum(end - begin)
+            counts[rows], starts[rows], num_found = end - begin, stops - (end - begin), int(stops[-1])
             places = pa.array(_ranges(begin, end - begin))
             for column, values in zip(bucket.columns, found, strict=True):
                 values.append(column.take(places))
-        offsets = np.cumsum([0, *counts[order]])[:-1]
-        starts: Int64Array = np.empty_like(counts)
-        starts[order] = offsets
         places = pa.array(_ranges(starts, counts))
-        stops = pa.array(np.cumsum([0, *counts]), pa.int32())
-        return [pa.ListArray.from_arrays(stops, self._texts(values).take(places)) for values in found]
+        offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+        return [pa.ListArray.from_arrays(offsets, self._texts(values).take(places)) for values in found]
 
     def _texts(self, values: list[pa.Array]) -> pa.DictionaryArray:
         different = pa.concat_arrays(values).dictionary_encode()
@@ -184,22 +186,22 @@ class EventJoin:
         return clean(pa.DictionaryArray.from_arrays(different.indices, texts), self._schema, is_padded=False)
 
 
-def check_kind(path: object, history: EventHistory, found: str, types: EventTypes) -> None:
+def _check_kind(path: object, history: EventHistory, found: pa.DataType, wanted: pa.DataType) -> None:
     """Check that times of rows can be compared with those of events.
 
     Raises:
         DataError: They cannot.
     """
-    if found != types.time:
+    if kind_of_times(found) != kind_of_times(wanted):
         raise DataError(
             path,
-            f"column {history.time} must hold {types.time}, as the events of {history.table} do, got "
-            f"{found or 'no times'}; write both alike",
+            f"column {history.time} must hold {kind_of_times(wanted)}, as the events of {history.table} do, got "
+            f"{kind_of_times(found) or 'no times'}; write both alike",
         )
 
 
 def check_pointers(
-    file: SourcePath, schema: DataSchema, types: EventTypes, *, columns: pa.Schema | None = None
+    file: SourcePath, schema: DataSchema, events: Events, *, columns: pa.Schema | None = None
 ) -> None:
     """Check the columns of a file of rows, where they are not given, that point to a history; text has no types.
 
@@ -221,40 +223,36 @@ def check_pointers(
                 f"schema, or list {name} in sequence_columns in place of the history",
             )
     key, time = (columns.field(name).type for name in schema.pointer_columns)
-    if not pa.types.is_null(key) and kind_of_keys(key) != types.key:
+    wanted = kind_of_keys(events.columns.field(history.key).type)
+    if not pa.types.is_null(key) and kind_of_keys(key) != wanted:
         raise DataError(
             file,
-            f"column {history.key} must hold {types.key}, as the events of {history.table} do, got "
-            f"{kind_of_keys(key)}; write both alike",
+            f"column {history.key} must hold {wanted}, as the events of {history.table} do, got {kind_of_keys(key)}; "
+            f"write both alike",
         )
     if not (pa.types.is_null(time) or is_text(time)):
-        check_kind(file, history, kind_of_times(time), types)
+        _check_kind(file, history, time, events.columns.field(history.time).type)
 
 
 def check_history(files: Sequence[SourcePath], schema: DataSchema) -> None:
     """Check that a schema's history has events that rows of some files can point to, by first lines and footers.
 
     Raises:
-        DataError: See `event_types` and `check_pointers`.
+        DataError: See `find_events` and `check_pointers`.
     """
     if schema.history is not None:
-        types = event_types(schema.history)
+        events = find_events(schema.history)
         for file in files:
-            check_pointers(file, schema, types)
+            check_pointers(file, schema, events)
 
 
 def newest_events(schema: DataSchema, folder: Path) -> EventJoin:
-    """Return the events of a history as they are now, by the store below a folder; raises as `link_events`."""
+    """Return the events of a history as they are now, by the store below a folder; raises as `find_events`."""
     assert schema.history is not None
     with TemporaryDirectory(dir=folder) as directory:
-        link_events(schema.history, folder, Path(directory))
+        link_events(find_events(schema.history), folder, Path(directory))
         # Files that are mapped stay when their names go.
         return EventJoin(schema, folder_of(Path(directory)), where=directory)
-
-
-def decoded(column: pa.Array) -> pa.Array:
-    """Return a column without a dictionary, in a type that Arrow's functions take."""
-    return plain_column(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
 
 
 def _as_numbers(times: pa.Array) -> npt.NDArray[Any]:
@@ -293,4 +291,4 @@ def _map(folder: Folder, name: str, where: Path) -> _Bucket:
             source = pa.memory_map(copy.name)
     events = pa.ipc.open_file(source).read_all().combine_chunks()
     keys, times, *columns = (column.chunk(0) for column in events.columns)
-    return _Bucket(keys.to_numpy(), _as_numbers(times), columns, times.type)
+    return _Bucket(keys.values.to_numpy(), keys.run_ends.to_numpy(), _as_numbers(times), columns, times.type)

@@ -10,12 +10,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from heterps_core.data.hashing import hash_texts, text_lengths
-from heterps_core.data.manifest import SourceFile, describe_source
+from heterps_core.data.hashing import UInt64Array, hash_texts, text_lengths
+from heterps_core.data.manifest import SourceFile, describe_sources
 from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import canonical_texts, column_texts
@@ -36,7 +36,7 @@ from heterps_core.data.reading.parquet_reader import (
     open_parquet,
     plain_column,
 )
-from heterps_core.data.reading.readers import list_source_files
+from heterps_core.data.reading.readers import holds_rows, list_source_files
 from heterps_core.data.reading.tables.listing import pinned
 from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.time_order import comparable_times
@@ -53,19 +53,6 @@ KEY, TIME = "key", "time"
 
 _BATCH_ROWS = 1 << 18
 
-UInt64Array = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EventTypes(JsonDocument):
-    """Kinds of the columns that rows and events have both."""
-
-    key: str
-    """One of texts and numbers."""
-
-    time: str
-    """See `kind_of_times`."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStore(JsonDocument):
@@ -74,39 +61,25 @@ class EventStore(JsonDocument):
     json_form = JsonForm(what="store of events", version=1)
 
     table: str
-    types: EventTypes
     columns: tuple[str, ...]
-    """Key, time and columns of the events with their types, by which the store may be added to."""
+    """Columns of the events with their types; events of other types make the store again."""
 
-    version: int
-    buckets: Mapping[str, str]
+    version: int = 0
+    buckets: Mapping[str, str] = field(default_factory=dict)
     """File by the number of its keys' leading bits; numbers without an event have none."""
 
-    num_events: int
-    sources: tuple[SourceFile, ...]
+    sources: tuple[SourceFile, ...] = ()
     snapshot: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Events:
-    """The files of a history's events now, and the types of their columns."""
+class Events(NamedTuple):
+    """The files of a history's events now, and the columns that they have in common."""
 
     history: EventHistory
     files: tuple[SourcePath, ...]
+    sources: tuple[SourceFile, ...]
     snapshot: str | None
     columns: pa.Schema
-
-    @property
-    def types(self) -> EventTypes:
-        return EventTypes(
-            key=kind_of_keys(self.columns.field(self.history.key).type),
-            time=kind_of_times(self.columns.field(self.history.time).type),
-        )
-
-
-def bucket_name(bucket: str, version: int) -> str:
-    """Return the name of a file of events."""
-    return f"events-{int(bucket):02d}-{version}.arrow"
 
 
 def kind_of_keys(column: pa.DataType) -> str:
@@ -122,18 +95,8 @@ def kind_of_times(column: pa.DataType) -> str:
         return "dates"
     if types.is_timestamp(column):
         return f"times with{'out' * (column.tz is None)} a time zone"
-    return (
-        "numbers" if types.is_integer(column) or types.is_floating(column) or types.is_decimal(column) else ""
-    )
-
-
-def event_types(history: EventHistory) -> EventTypes:
-    """Return the kinds of key and time of a history's events, by the footers of their files.
-
-    Raises:
-        DataError: There are no events, or they lack a column, or hold in it what is no time.
-    """
-    return _find_events(history).types
+    is_number = types.is_integer(column) or types.is_floating(column) or types.is_decimal(column)
+    return "numbers" if is_number else ""
 
 
 def hash_keys(keys: pa.Array) -> tuple[UInt64Array, npt.NDArray[np.bool_]]:
@@ -142,17 +105,45 @@ def hash_keys(keys: pa.Array) -> tuple[UInt64Array, npt.NDArray[np.bool_]]:
     return hash_texts(texts, slot=0), text_lengths(texts) > 0
 
 
-def link_events(history: EventHistory, folder: Path, directory: Path) -> EventStore:
-    """Bring the store of a history's events below `folder` up to date, and link its files into a directory.
+def find_events(history: EventHistory) -> Events:
+    """Return the events of a history by the footers of their files.
+
+    Raises:
+        DataError: There are none, or they lack a column, or hold in it what cannot be used.
+    """
+    table = TablePath.parse(history.table)
+    table = None if table is None else pinned(table)
+    files = list_source_files(table or history.table)
+    if texts := [file for file in files if not is_parquet(file)]:
+        raise DataError(texts[0], "holds events, which must be Parquet; write them as such")
+    columns = columns_in_common(files)
+    check_names(files[0], columns.names, (history.key, history.time, *history.columns.values()))
+    if not any(map(holds_rows, files)):
+        raise DataError(history.table, "must hold at least one event of the history, got none")
+    time = columns.field(history.time).type
+    nested = [name for name in history.columns.values() if pa.types.is_nested(columns.field(name).type)]
+    if nested or not kind_of_times(time):
+        name, wanted = (
+            (nested[0], "texts or numbers") if nested else (history.time, "numbers, dates or timestamps")
+        )
+        raise DataError(
+            history.table,
+            f"column {name} must hold {wanted}, one in each event, got {columns.field(name).type}; write it so",
+        )
+    snapshot = None if table is None else table.snapshot_id
+    return Events(history, files, describe_sources(files), snapshot, columns)
+
+
+def link_events(events: Events, folder: Path, directory: Path) -> None:
+    """Bring the store of events below `folder` up to date, and link its files into a directory.
 
     Processes that do so at the same time wait for one another.
 
     Raises:
-        DataError: See `event_types`; or a file is damaged.
+        DataError: A file is damaged.
     """
-    events = _find_events(history)
-    identity = sha256(f"{history.table} {history.key} {history.time} {history.columns}".encode()).hexdigest()
-    place = folder / f"events-{identity[:10]}"
+    identity = repr(replace(events.history, max_length=1))
+    place = folder / f"events-{sha256(identity.encode()).hexdigest()[:10]}"
     place.mkdir(parents=True, exist_ok=True)
     with exclusive(place):
         store = _update(place, events)
@@ -162,86 +153,28 @@ def link_events(history: EventHistory, folder: Path, directory: Path) -> EventSt
                 os.link(place / name, directory / name)
             except OSError:  # a file system without links
                 shutil.copyfile(place / name, directory / name)
-    return store
 
 
-def event_sources(history: EventHistory) -> tuple[SourceFile, ...]:
-    """Return the files of a history's events as they are now; raises as `event_types`."""
-    return _described(_find_events(history).files)
-
-
-def _described(files: Sequence[SourcePath]) -> tuple[SourceFile, ...]:
-    with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(describe_source, files))
-
-
-def _find_events(history: EventHistory) -> _Events:
-    table = TablePath.parse(history.table)
-    table = None if table is None else pinned(table)
-    files = list_source_files(table or history.table)
-    for file in files:
-        if not is_parquet(file):
-            raise DataError(
-                file, "the events of a history must be Parquet, or a table of it, but this is text"
-            )
-    columns = columns_in_common(files)
-    check_names(files[0], columns.names, (history.key, history.time, *history.columns.values()))
-    if not any(_num_rows(file) for file in files):
-        raise DataError(history.table, "must hold at least one event of the history, got none")
-    nested = [name for name in history.columns.values() if pa.types.is_nested(columns.field(name).type)]
-    if nested:
-        raise DataError(
-            history.table,
-            f"column {nested[0]} must hold one text or number of each event, got {columns.field(nested[0]).type}; "
-            f"write an event for each value, or leave it out of the history",
-        )
-    events = _Events(history, files, None if table is None else table.snapshot_id, columns)
-    if not events.types.time:
-        raise DataError(
-            history.table,
-            f"column {history.time} must hold the times of events as numbers, dates or timestamps, got "
-            f"{columns.field(history.time).type}; write it as such",
-        )
-    return events
-
-
-def _num_rows(file: SourcePath) -> int:
-    with named_reading(file), open_parquet(file) as source:
-        return int(pq.ParquetFile(source).metadata.num_rows)
-
-
-def _update(place: Path, events: _Events) -> EventStore:
+def _update(place: Path, events: Events) -> EventStore:
     """Return the store with all events in it: with the files that are new, or made again where others went."""
-    sources = _described(events.files)
-    columns = tuple(f"{field.name}: {field.type}" for field in events.columns)
-    known = _read_store(place)
-    if known is None or known.columns != columns or not {*known.sources} <= {*sources}:
-        version = 0 if known is None else known.version
-        known = EventStore(
-            table=events.history.table,
-            types=events.types,
-            columns=columns,
-            version=version,
-            buckets={},
-            num_events=0,
-            sources=(),
-        )
-    new = [file for file, source in zip(events.files, sources, strict=True) if source not in {*known.sources}]
+    columns = tuple(f"{column.name}: {column.type}" for column in events.columns)
+    known = _read_store(place) or EventStore(table=events.history.table, columns=columns)
+    if known.columns != columns or not {*known.sources} <= {*events.sources}:
+        known = replace(known, columns=columns, buckets={}, sources=())
+    old = {*known.sources}
+    new = [file for file, source in zip(events.files, events.sources, strict=True) if source not in old]
     version, buckets = known.version + bool(new), dict(known.buckets)
     with TemporaryDirectory(dir=place) as scratch:
-        pieces, num_new = _split(new, events, Path(scratch))
-        for bucket, piece in pieces.items():
+        for bucket, piece in _split(new, events, Path(scratch)).items():
             before = [place / known.buckets[bucket]] if bucket in known.buckets else []
-            buckets[bucket] = bucket_name(bucket, version)
+            buckets[bucket] = f"events-{int(bucket):02d}-{version}.arrow"
             _write_sorted([*before, piece], place / buckets[bucket])
-    store = replace(
-        known,
-        version=version,
-        buckets=buckets,
-        num_events=known.num_events + num_new,
-        sources=sources,
-        snapshot=events.snapshot,
-    )
+    if not buckets:
+        raise DataError(
+            known.table, "must hold an event with key, time and all columns of the history, got none"
+        )
+    sources, snapshot = events.sources, events.snapshot
+    store = replace(known, version=version, buckets=buckets, sources=sources, snapshot=snapshot)
     replace_json(place / STORE_NAME, store.to_json())
     for path in {*place.glob("*.arrow")} - {place / name for name in buckets.values()}:
         path.unlink()
@@ -255,15 +188,13 @@ def _read_store(place: Path) -> EventStore | None:
         return None
 
 
-def _split(files: Sequence[SourcePath], events: _Events, scratch: Path) -> tuple[dict[str, Path], int]:
-    """Write the events of files to a file for each bucket, in no order; returns these, and how many events."""
+def _split(files: Sequence[SourcePath], events: Events, scratch: Path) -> dict[str, Path]:
+    """Write the events of files to a file for each bucket, in no order; returns these."""
     pieces: dict[str, Path] = {}
-    num_events = 0
     with ExitStack() as stack:
         writers: dict[str, pa.RecordBatchWriter] = {}
         for file in files:
             for batch in _read_events(file, events):
-                num_events += batch.num_rows
                 numbers = np.asarray(batch.column(KEY)) >> np.uint64(64 - BUCKETS_LOG2)
                 for number in np.unique(numbers).tolist():
                     bucket = str(number)
@@ -272,10 +203,10 @@ def _split(files: Sequence[SourcePath], events: _Events, scratch: Path) -> tuple
                         writer = pa.ipc.new_file(str(pieces[bucket]), batch.schema)
                         writers[bucket] = stack.enter_context(writer)
                     writers[bucket].write(batch.filter(pa.array(numbers == number)))
-    return pieces, num_events
+    return pieces
 
 
-def _read_events(file: SourcePath, events: _Events) -> Iterator[pa.RecordBatch]:
+def _read_events(file: SourcePath, events: Events) -> Iterator[pa.RecordBatch]:
     """Yield hashes of keys, times and columns of events; those that lack any of them are left out."""
     history = events.history
     names = list(dict.fromkeys((history.key, history.time, *history.columns.values())))
@@ -283,7 +214,9 @@ def _read_events(file: SourcePath, events: _Events) -> Iterator[pa.RecordBatch]:
         opened = pq.ParquetFile(source)
         check_names(file, opened.schema_arrow.names, names)
         for batch in opened.iter_batches(_BATCH_ROWS, columns=names):
-            columns = {name: _plain(batch.column(name), events.columns.field(name).type) for name in names}
+            columns = {
+                name: plain(batch.column(name).cast(events.columns.field(name).type)) for name in names
+            }
             hashes, has_key = hash_keys(columns[history.key])
             times = as_times(columns[history.time])
             found = [pa.array(hashes), times, *(columns[name] for name in history.columns.values())]
@@ -293,9 +226,9 @@ def _read_events(file: SourcePath, events: _Events) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch(found, names=[KEY, TIME, *history.columns]).filter(kept)
 
 
-def _plain(column: pa.Array, common: pa.DataType) -> pa.Array:
-    column = plain_column(column.cast(common))
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+def plain(column: pa.Array) -> pa.Array:
+    """Return a column without a dictionary, in a type that Arrow's functions take."""
+    return plain_column(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
 
 
 def as_times(column: pa.Array) -> pa.Array:
@@ -313,13 +246,20 @@ def as_times(column: pa.Array) -> pa.Array:
 
 
 def _write_sorted(pieces: Sequence[Path], path: Path) -> None:
-    """Write the events of files as one batch by key, time, and the values of their columns, which end ties."""
+    """Write the events of files as one batch by key, time, and the values of their columns, which end ties.
+
+    Each key stands there once, with where its events stop.
+    """
     tables = []
     for piece in pieces:
         with pa.memory_map(str(piece)) as source:
-            tables.append(pa.ipc.open_file(source).read_all())
+            table = pa.ipc.open_file(source).read_all()
+        if pa.types.is_run_end_encoded(table.schema.field(KEY).type):
+            table = table.set_column(0, KEY, pc.run_end_decode(table.column(KEY)))
+        tables.append(table)
     events = pa.concat_tables(tables)
     events = events.sort_by([(name, "ascending") for name in events.column_names]).combine_chunks()
+    events = events.set_column(0, KEY, pc.run_end_encode(events.column(KEY)))
     with pa.ipc.new_file(str(path), events.schema) as writer:
         writer.write_table(events)
 

@@ -1,6 +1,7 @@
 """Histories by pointer are those that a search of every event finds, and no row sees an event of its own time."""
 
 import datetime
+import tempfile
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pytest
 
+from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.history.event_join import newest_events
+from heterps_core.data.manifest import folder_of
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.errors import ConfigurationError, DataError
 from tests.heterps_core.data.history.event_rows import (
@@ -127,6 +130,17 @@ def test_the_newest_state_is_that_of_all_events_and_a_lookup_may_have_a_time(tmp
     assert before.to_pylist() == expected(100)
 
 
+def test_a_node_elsewhere_copies_the_events_and_leaves_no_file(tmp_path, monkeypatch):
+    directory = prepared(tmp_path).directory
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    elsewhere = PreparedDataset.open("s3://bucket/run/data", folder=folder_of(directory))
+
+    assert joined(elsewhere) == histories(ROWS, EVENTS)
+    assert not [*(tmp_path / "temporary").iterdir()]
+
+
 def without(table, name):
     return table.drop_columns([name])
 
@@ -140,6 +154,18 @@ def with_type(table, name, kind):
     [
         (ROWS, EVENTS, {"table": "nowhere"}, "there is no such file or folder"),
         (ROWS, EVENTS[:0], {}, "must hold at least one event of the history, got none"),
+        (
+            ROWS,
+            EVENTS.set_column(2, "item", pa.nulls(3_000)),
+            {},
+            "must hold an event with key, time and all",
+        ),
+        (
+            ROWS,
+            EVENTS.set_column(2, "item", pa.array([[1]] * 3_000)),
+            {},
+            "item must hold texts or numbers, one in",
+        ),
         (ROWS, without(EVENTS, "user"), {}, "must have the columns user"),
         (ROWS, without(EVENTS, "seen_at"), {}, "must have the columns seen_at"),
         (ROWS, without(EVENTS, "action"), {}, "must have the columns action"),
@@ -147,7 +173,7 @@ def with_type(table, name, kind):
             ROWS,
             with_type(EVENTS, "seen_at", pa.string()),
             {},
-            "must hold the times of events as numbers, dates",
+            "seen_at must hold numbers, dates or timestamps, .* got string",
         ),
         (timed(ROWS, "us"), EVENTS, {}, "column seen_at must hold numbers, .* got times without a time zone"),
         (ROWS, timed(EVENTS, "us", "UTC"), {}, "must hold times with a time zone, .* got numbers"),

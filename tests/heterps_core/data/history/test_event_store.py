@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from heterps_core.data.history.event_store import STORE_NAME, link_events
+from heterps_core.data.history.event_store import STORE_NAME, find_events, link_events
 from heterps_core.data.preparation import prepare_dataset
 from tests.heterps_core.data.history.event_rows import (
     draw_events,
@@ -24,7 +24,7 @@ def stored(schema, folder: Path, name: str) -> dict[str, int]:
     """The files that a directory is linked to, by their inodes."""
     directory = folder / name
     directory.mkdir()
-    link_events(schema.history, folder, directory)
+    link_events(find_events(schema.history), folder, directory)
     return {path.name: path.stat().st_ino for path in directory.glob("*.arrow")}
 
 
