@@ -20,7 +20,7 @@ checkpoints. Buffers at a receiver are as large as the schedule needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +33,6 @@ from heterps_core.training.pipeline.stage_exchange import replica_slice
 
 NUM_STEPS = 20
 """Every step takes the same time from the third on."""
-
-NO_STRAGGLERS: Mapping[tuple[int, int], float] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,20 +87,12 @@ class SimulatedRun:
         return self.batch_size / self.step_seconds
 
 
-def simulate(
-    load: PipelineLoad,
-    *,
-    num_steps: int = NUM_STEPS,
-    slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
-) -> SimulatedRun:
+def simulate(load: PipelineLoad, *, num_steps: int = NUM_STEPS) -> SimulatedRun:
     """Run a pipeline for some steps.
 
     Work grows with steps, micro-batches and stages as calls of NumPy, each over the replicas of a stage.
-
-    Args:
-        slow_factors: Stage and replica of stragglers -> how many times as long their passes take, positive.
     """
-    return _Simulation(load, num_steps, slow_factors).run()
+    return _Simulation(load, num_steps).run()
 
 
 def pass_order(
@@ -192,21 +182,15 @@ class _StageState:
 
 
 class _Simulation:
-    def __init__(
-        self, load: PipelineLoad, num_steps: int, slow_factors: Mapping[tuple[int, int], float]
-    ) -> None:
+    def __init__(self, load: PipelineLoad, num_steps: int) -> None:
         self.load = load
         self.num_steps = num_steps
         self.row_counts = [
             replica_slice(load.batch_size, load.num_microbatches, index).num_rows
             for index in range(load.num_microbatches)
         ]
-        slow = [np.ones(stage.num_replicas) for stage in load.stages]
-        for (stage, replica), factor in slow_factors.items():
-            slow[stage][replica] = factor
         self.durations = {
-            num_rows: stage_durations(load, num_rows=num_rows, slow_factors=slow)
-            for num_rows in set(self.row_counts)
+            num_rows: stage_durations(load, num_rows=num_rows) for num_rows in set(self.row_counts)
         }
         self.states = [_StageState(stage.num_replicas) for stage in load.stages]
         self.sendings: dict[tuple[int, Action], _Sending] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.cost_model.stage_cost import is_within
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad, pipeline_load
-from heterps_core.planning.simulate.pipeline_simulation import NO_STRAGGLERS, SimulatedRun, simulate
+from heterps_core.planning.simulate.pipeline_simulation import SimulatedRun, simulate
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
 from heterps_core.text_table import WIDTH, Table, labelled_lines
 from heterps_core.training.job import default_microbatches, delayed_microbatches
@@ -37,16 +37,7 @@ class PlanSimulation:
 
     evaluation: PlanEvaluation
     load: PipelineLoad
-    slow_factors: Mapping[tuple[int, int], float]
-    """Stage and replica of stragglers -> how many times as long their passes take."""
-
-    undisturbed: SimulatedRun
-    disturbed: SimulatedRun | None
-
-    @property
-    def run(self) -> SimulatedRun:
-        """With all that was asked for."""
-        return self.undisturbed if self.disturbed is None else self.disturbed
+    run: SimulatedRun
 
 
 def simulate_plan(
@@ -54,9 +45,8 @@ def simulate_plan(
     stages: Sequence[Stage],
     *,
     num_microbatches: int | None = None,
-    slow_factors: Mapping[tuple[int, int], float] = NO_STRAGGLERS,
 ) -> PlanSimulation:
-    """Simulate a plan with and without its stragglers; by default with the trainer's number of micro-batches.
+    """Simulate a plan; by default with the trainer's number of micro-batches.
 
     Raises:
         ConfigurationError: The stages do not fit the problem, or the batch cannot be cut so.
@@ -67,13 +57,7 @@ def simulate_plan(
         num_microbatches = microbatches(problem.batch_size, num_stages=len(stages))
     evaluation = evaluate(problem, stages)
     load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
-    return PlanSimulation(
-        evaluation=evaluation,
-        load=load,
-        slow_factors=slow_factors,
-        undisturbed=simulate(load),
-        disturbed=simulate(load, slow_factors=slow_factors) if slow_factors else None,
-    )
+    return PlanSimulation(evaluation=evaluation, load=load, run=simulate(load))
 
 
 def run_cost_usd(problem: SchedulingProblem, evaluation: PlanEvaluation, *, step_seconds: float) -> float:
@@ -122,12 +106,8 @@ def simulation_to_json(
         "samples_per_s": run.throughput_samples_per_s,
         "cost_usd": run_cost_usd(problem, simulation.evaluation, step_seconds=run.step_seconds),
         "promised_cost_usd": plan.cost_usd,
-        "slow_factors": [
-            {"stage": stage, "replica": replica, "factor": factor}
-            for (stage, replica), factor in sorted(simulation.slow_factors.items())
-        ],
         **{
-            label.replace(" ", "_"): {
+            label: {
                 "throughput_samples_per_s": problem.batch_size / step_seconds,
                 "step_seconds": step_seconds,
                 "run_seconds": problem.run_seconds(step_seconds),
@@ -154,10 +134,7 @@ def _heading(problem: SchedulingProblem, plan: SchedulingPlan, simulation: PlanS
 
 def _step_seconds(problem: SchedulingProblem, simulation: PlanSimulation) -> list[tuple[str, float]]:
     planned = problem.batch_size / simulation.evaluation.throughput_samples_per_s
-    rows = [("planned", planned), ("simulated", simulation.undisturbed.step_seconds)]
-    if simulation.disturbed is not None:
-        rows.append(("with stragglers", simulation.disturbed.step_seconds))
-    return rows
+    return [("planned", planned), ("simulated", simulation.run.step_seconds)]
 
 
 def _speed_table(problem: SchedulingProblem, simulation: PlanSimulation) -> Table:

@@ -6,7 +6,7 @@ All messages between two neighbouring stages at once, as arrays: the same slices
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -139,15 +139,11 @@ class StageDurations:
     """Activations from the stage before, gradients from the next stage; None at the ends of the chain."""
 
 
-def stage_durations(
-    load: PipelineLoad, *, num_rows: int, slow_factors: Sequence[Floats]
-) -> list[StageDurations]:
+def stage_durations(load: PipelineLoad, *, num_rows: int) -> list[StageDurations]:
     """Return the durations of all stages.
 
     A pass takes the stage's mean time, times what its slice is longer or shorter than the mean as far as rows
-    matter, times the replica's slow factor. Messages take their rows' share of the slice's time.
-
-    Slow factors have shape (k,) for each stage.
+    matter. Messages take their rows' share of the slice's time.
     """
     # Rows of a slice, in a micro-batch of mean size.
     mean_rows = [load.batch_size / load.num_microbatches / stage.num_replicas for stage in load.stages]
@@ -175,7 +171,6 @@ def stage_durations(
     for index, stage in enumerate(load.stages):
         num_slice_rows = np.diff(_slice_bounds(num_rows, stage.num_replicas))
         factors = 1 + stage.compute_row_share * (num_slice_rows / mean_rows[index] - 1)
-        factors *= slow_factors[index]
         durations.append(
             StageDurations(
                 pass_seconds={

@@ -44,7 +44,6 @@ def test_two_equal_stages_lose_the_bubble_exactly(tmp_path, num_microbatches):
     # An hour of two units at 1 USD, longer by the bubble.
     assert found["planned"]["cost_usd"] == pytest.approx(2.0)
     assert found["simulated"]["cost_usd"] == pytest.approx(2.0 * (m + 1) / m)
-    assert "with_stragglers" not in found
 
 
 def test_people_read_speed_cost_and_what_limits_the_plan(tmp_path, capsys):
@@ -63,29 +62,6 @@ def test_people_read_speed_cost_and_what_limits_the_plan(tmp_path, capsys):
     assert "simulated: steps of 4,096 rows in 4 micro-batches of 1,024 rows" in text
     assert "floor 4,000.0 samples/s: missed by 18.1 % in simulation" in text
     assert "2.0000 USD/hour; compute grows with the hours" in text
-
-
-def test_a_straggler_is_shown_beside_the_same_plan_without_it(tmp_path, capsys):
-    found = simulated(tmp_path, problem_document(), plan_document(), "--straggler", "0=2")
-
-    assert found["simulated"]["step_seconds"] == pytest.approx(5 / 4)
-    # In twelfths of a second: the first stage has forward passes of 2 and backward passes of 4, and never waits.
-    assert found["with_stragglers"]["step_seconds"] == pytest.approx(24 / 12)
-    assert found["stages"][0]["computing"] == pytest.approx(1.0)
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["with", "stragglers", "2,048.0", "-50.0", "%"] in [words[:5] for words in printed]
-
-
-def test_one_slow_replica_is_not_the_whole_stage(tmp_path):
-    plan = plan_document((0, 1, "cpu", 2))
-
-    one = simulated(tmp_path, problem_document(), plan, "--straggler", "0.1=3")
-    later_counts = simulated(tmp_path, problem_document(), plan, "--straggler", "0=9", "--straggler", "0=3")
-
-    # Each replica has half of 2 s.
-    assert one["slow_factors"] == [{"stage": 0, "replica": 1, "factor": 3.0}]
-    assert one["with_stragglers"]["step_seconds"] == pytest.approx(3.0)
-    assert [entry["factor"] for entry in later_counts["slow_factors"]] == [3.0, 3.0]
 
 
 def test_the_figures_are_those_of_the_simulation(tmp_path):
@@ -163,12 +139,6 @@ def test_starts_without_torch_and_optuna(tmp_path):
     [
         (["--micro-batches", "0"], "must be cut into 1 to 4096 micro-batches, got 0"),
         (["--micro-batches", "4097"], "must be cut into 1 to 4096 micro-batches, got 4097"),
-        (["--straggler", "0"], "must be STAGE[.REPLICA]=FACTOR"),
-        (["--straggler", "0.=2"], "must be STAGE[.REPLICA]=FACTOR"),
-        (["--straggler", "0=-2"], "must be STAGE[.REPLICA]=FACTOR"),
-        (["--straggler", "0=inf"], "must be STAGE[.REPLICA]=FACTOR"),
-        (["--straggler", "2=2"], "must name a stage of the plan, 0 to 1, got '2=2'"),
-        (["--straggler", "1.1=2"], "must name a replica of stage 1, 0 to 0, got '1.1=2'"),
         (["--output", "/none/simulation.json"], "cannot write"),
     ],
 )

@@ -61,7 +61,7 @@ def test_no_simulated_step_is_shorter_than_its_stages_fill_and_drain(seed):
 
         filled = max(part.drained_seconds for part in promised.stages)
         assert filled <= step_seconds * (1 + 1e-9)
-        assert filled <= simulate_by_events(load, num_steps=1, slow_factors={})[0] * (1 + 1e-9)
+        assert filled <= simulate_by_events(load, num_steps=1)[0] * (1 + 1e-9)
         if len(stages) == 1:
             # All replicas sum, in the formula as many as would all have the rows of the slowest.
             assert filled == pytest.approx(step_seconds, rel=1e-3)

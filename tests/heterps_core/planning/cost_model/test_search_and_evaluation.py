@@ -156,11 +156,7 @@ def test_the_replica_with_most_rows_computes_as_long_in_the_simulation_as_in_the
         for stages in drawn_plans(problem, seed, 30):
             m = num_microbatches_of(problem, len(stages))
             load = pipeline_load(problem, stages, num_microbatches=m)
-            durations = stage_durations(
-                load,
-                num_rows=problem.batch_size // m,
-                slow_factors=[np.ones(stage.num_replicas) for stage in stages],
-            )
+            durations = stage_durations(load, num_rows=problem.batch_size // m)
 
             parts = evaluate(problem, stages).stages
 

@@ -6,7 +6,7 @@ Every worker is three processes that wait for named events: its processor, its l
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Hashable, Mapping
+from collections.abc import Generator, Hashable
 from typing import Any
 
 from heterps_core.planning.simulate.pipeline_load import PipelineLoad
@@ -51,9 +51,7 @@ class EventQueue:
         assert not self._waiting, "processes wait for ever"
 
 
-def simulate_by_events(
-    load: PipelineLoad, *, num_steps: int, slow_factors: Mapping[tuple[int, int], float]
-) -> list[float]:
+def simulate_by_events(load: PipelineLoad, *, num_steps: int) -> list[float]:
     """Return when the last replica of all stages ended each step."""
     queue = EventQueue()
     num_stages, num_microbatches = len(load.stages), load.num_microbatches
@@ -114,7 +112,6 @@ def simulate_by_events(
                 rows = replica_slice(sizes[microbatch], own.num_replicas, replica).num_rows
                 seconds = own.forward_seconds if direction == "forward" else own.backward_seconds
                 factor = 1 + own.compute_row_share * (rows / mean_rows(stage) - 1)
-                factor *= slow_factors.get((stage, replica), 1.0)
                 yield queue.now + seconds * factor
                 if direction == "backward" and own.exchange_seconds and load.stops_to_exchange:
                     yield from together("push", stage, replica, step, microbatch)
