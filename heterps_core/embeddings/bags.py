@@ -19,20 +19,26 @@ from heterps_core.data.features import NO_ID, SUM
 class Bags:
     """Bags of neighbouring columns, in which a sample's rows stand first. Without any a sum is 0; a mean needs one.
 
+    Columns after the last bag are values of sequences, which are not pooled.
+
     Args:
         lengths: Columns of each bag, at least 1.
         poolings: Of each bag `SUM`, or anything else for the mean.
     """
 
     def __init__(self, lengths: Sequence[int], poolings: Sequence[str]) -> None:
-        lengths_G = torch.tensor(lengths, device=CPU)
-        self.num_bags = len(lengths)
+        lengths_G = torch.tensor(lengths, dtype=torch.int64, device=CPU)
+        self.num_bags, self.num_columns = len(lengths), sum(lengths)
         self.starts = torch.cat([torch.zeros(1, dtype=torch.int64, device=CPU), lengths_G.cumsum(0)])
         """First column of each bag, then the number of columns, [G + 1]."""
 
         self._bag_of_K = torch.repeat_interleave(torch.arange(self.num_bags, device=CPU), lengths_G)
         is_mean = [pooling != SUM and length > 1 for pooling, length in zip(poolings, lengths, strict=True)]
         self._is_mean_G = torch.tensor(is_mean, device=CPU) if any(is_mean) else None
+
+    def of(self, rows_BK: Tensor) -> Bags | None:
+        """Return these bags for rows of their columns, and none for single rows [N, 1] of sequences."""
+        return self if rows_BK.shape[1] == self.num_columns else None
 
     def counts(self, rows_BK: Tensor) -> Tensor:
         """Return how many rows are in each bag [B, G]."""

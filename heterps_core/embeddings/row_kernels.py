@@ -95,11 +95,12 @@ class RowKernels:
             IndexError: A row is not in the table; what was written is undefined.
         """
         rows_BS = rows_BS.contiguous()
+        bags = None if bags is None else bags.of(rows_BS)
         bad = (self._gather if bags is None else self._pool)(
             byref(_table(weight_RD)),
             rows_BS.data_ptr(),
             *rows_BS.shape,
-            *(() if bags is None else (byref(_bags(bags)),)),
+            *(() if bags is None else (byref(_bags(bags, rows_BS)),)),
             out_BX.data_ptr(),
             out_BX.stride(0),
             out_BX.dtype is torch.bfloat16,
@@ -132,7 +133,9 @@ class RowKernels:
         gradients = [_with_dense_rows(gradients_BX) for _, gradients_BX in parts]
         described = (_Part * len(parts))(
             *(
-                _Part(rows_BS.data_ptr(), part.data_ptr(), *rows_BS.shape, part.stride(0), _bags(bags))
+                _Part(
+                    rows_BS.data_ptr(), part.data_ptr(), *rows_BS.shape, part.stride(0), _bags(bags, rows_BS)
+                )
                 for rows_BS, part in zip(rows, gradients, strict=True)
             )
         )
@@ -274,8 +277,9 @@ def _table(weight_RD: Tensor, changed_R: Tensor | None = None, l2: float = 0.0) 
     return _Table(weight_RD.data_ptr(), *weight_RD.shape, changed, l2)
 
 
-def _bags(bags: Bags | None) -> _Bags:
-    return _Bags(0, 0) if bags is None else _Bags(bags.starts.data_ptr(), bags.num_bags)
+def _bags(bags: Bags | None, rows_BS: Tensor) -> _Bags:
+    own = None if bags is None else bags.of(rows_BS)
+    return _Bags(0, 0) if own is None else _Bags(own.starts.data_ptr(), own.num_bags)
 
 
 def _with_dense_rows(gradients_BX: Tensor) -> Tensor:

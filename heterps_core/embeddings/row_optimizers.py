@@ -100,7 +100,7 @@ class RowOptimizer(ABC):
             learning_rate: Of this step.
             shard: Of which rows of a larger table `weight_RD` is; `parts` have row indices of the larger one, and
                 those outside the shard are passed over.
-            bags: Of all parts: their gradients are those of the sums of bags, [B, G * D].
+            bags: Of all parts but those of single rows: their gradients are those of the sums of bags, [B, G * D].
             changed_R: Bool; True is written for each row that is updated.
 
         Raises:
@@ -122,7 +122,7 @@ class RowOptimizer(ABC):
             )
             return
         if bags is not None:
-            parts = [bags.spread(*part) for part in parts]
+            parts = [part if bags.of(part[0]) is None else bags.spread(*part) for part in parts]
         rows_N = torch.cat([rows_BS.reshape(-1) for rows_BS, _ in parts])
         gradients_ND = torch.cat([gradients_BX.reshape(-1, weight_RD.shape[1]) for _, gradients_BX in parts])
         if shard is not None:

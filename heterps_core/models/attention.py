@@ -6,9 +6,12 @@ Document Classification" (NAACL 2016), without its hidden layer.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from heterps_core.models.sequence_encoding import encode_by_length
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 
@@ -21,26 +24,23 @@ class AttentionPooling(nn.Module):
 
     def __init__(self, embedding: SlotEmbedding) -> None:
         super().__init__()
-        self.columns = [embedding.vector_columns[place] for place in embedding.sequences]
-        self.length_columns = embedding.length_columns
-        replaced = {column for columns in (*self.columns, self.length_columns) for column in columns}
-        self.kept = [column for column in range(embedding.output_width) if column not in replaced]
-        self.dimension = embedding.dimension
-        self.queries = nn.Parameter(torch.zeros(len(self.columns), self.dimension))
-        self.output_width = len(self.kept) + len(self.columns) * self.dimension
+        self.columns = embedding.sequence_columns
+        self.queries = nn.Parameter(torch.zeros(len(self.columns.lengths), embedding.dimension))
+        self.output_width = self.columns.before + self.columns.after + self.queries.numel()
 
     def forward(self, activation_BW: Tensor) -> Tensor:
         """Return [B, output_width]: the kept columns, then a vector for each sequence."""
-        parts = [activation_BW[:, self.kept]]
-        for columns, length_column, query_D in zip(
-            self.columns, self.length_columns, self.queries, strict=True
-        ):
-            vectors_BLD = activation_BW[:, columns.start : columns.stop].reshape(
-                activation_BW.shape[0], len(columns) // self.dimension, self.dimension
-            )
-            places_L = torch.arange(vectors_BLD.shape[1], device=activation_BW.device)
-            # The first value is always there: an empty sequence has that of a missing one.
-            is_there_BL = places_L < activation_BW[:, length_column, None].clamp(min=1)
-            scores_BL = (vectors_BLD @ query_D).masked_fill(~is_there_BL, float("-inf"))
-            parts.append((scores_BL.softmax(1).unsqueeze(2) * vectors_BLD).sum(1))
-        return torch.cat(parts, 1)
+        kept_BW = self.columns.without_values(activation_BW)
+        pooled = [
+            encode_by_length(activation_BW, kept_BW[:, :0], self.columns, place, partial(_pooled, query_D))
+            for place, query_D in enumerate(self.queries)
+        ]
+        return torch.cat([kept_BW, *pooled], 1)
+
+
+def _pooled(query_D: Tensor, _: Tensor, vectors_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
+    places_T = torch.arange(vectors_BTD.shape[1], device=vectors_BTD.device)
+    # The first value is always there: an empty sequence has that of a missing one.
+    is_there_BT = places_T < lengths_B1.clamp(min=1)
+    scores_BT = (vectors_BTD @ query_D).masked_fill(~is_there_BT, float("-inf"))
+    return (scores_BT.softmax(1).unsqueeze(2) * vectors_BTD).sum(1)

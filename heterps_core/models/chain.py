@@ -186,7 +186,7 @@ def _run_checked(what: str, layer: nn.Module, activation: Tensor) -> Tensor:
                 f"{what} must have input_width {got}, the width of the layer before it, got {layer.input_width}"
             )
         # Not a leaf of autograd, which a later layer could not change in place.
-        return torch.zeros(len(activation), layer.output_width, requires_grad=True).clone()
+        return layer.example(len(activation)).requires_grad_().clone()
     width = ", ".join(map(str, activation.shape[1:]))
     try:
         output: object = layer(activation)

@@ -65,7 +65,9 @@ def add_embeddings(layers: MutableMapping[str, nn.Module], features: FeatureSpec
     """
     width = 0
     for ending, layer_of in _by_dimension(features, dimension, None, include_dense=True):
-        embedding = layers[f"embedding{ending}"] = layer_of(input_width=width, keeps_sequences=True)
+        embedding = layers[f"embedding{ending}"] = layer_of(
+            input_width=width, keeps_sequences=True, packs_sequences=True
+        )
         width = embedding.output_width
         if embedding.sequences:
             attention = AttentionPooling(embedding)

@@ -59,6 +59,8 @@ class _Line:
         self._found = [probe.found for probe in probes]
         self._originals = make_where_used(graph, probes)
         self._nodes = _in_line(graph)
+        embeddings = [each for node in self._nodes if (each := self._embedding(node)) is not None]
+        self._packs_sequences = len(embeddings) == 1 and embeddings[0].packs_sequences
         self._output: fx.Node = next(node for node in graph.nodes if node.op == "output")
         position_of = {node: position for position, node in enumerate(self._nodes)}
         self._last_use = {
@@ -90,7 +92,10 @@ class _Line:
         inputs, outputs = self._live(first - 1), self._live(stop - 1)
         embedding = self._embedding(self._nodes[first])
         if embedding is not None:
-            return embedding.in_chain(self._described(inputs), self._described(outputs))
+            placed = embedding.in_chain(self._described(inputs), self._described(outputs))
+            # Columns of other layers beside an output of any width could not be found again.
+            placed.packs_sequences = self._packs_sequences
+            return placed
         graph, nodes = fx.Graph(), self._nodes[first:stop]
         copies = {node: graph.placeholder(node.name) for node in inputs}
         for node in nodes:
@@ -163,7 +168,10 @@ class _Line:
         for first, last, what in self._whole_spans:
             if first <= position < last:
                 return what
-        for node in self._live(position):
+        live = self._live(position)
+        if self._packs_sequences and len(live) > 1 and any(self._embedding(node) for node in live):
+            return "sequences of any length cross alone"
+        for node in live:
             if math.isinf(width_of([found[node] for found in self._found])):
                 return f"{node.name} is no float32 tensor with a row for each row of the batch"
         return ""

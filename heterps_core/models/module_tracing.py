@@ -170,8 +170,10 @@ class Probe(fx.Interpreter):
         versions = {node: value._version for node, value in made.items()}
         if n.op == "call_module" and isinstance(embedding := self.fetch_attr(str(n.target)), SlotEmbedding):
             # Not a leaf of autograd, which a later operation could not change in place.
-            shape = (self._num_rows, embedding.output_width)
-            result: Any = torch.randn(shape, generator=self._generator).requires_grad_().clone()
+            result: Any = embedding.example(self._num_rows)
+            if not embedding.packs_sequences:
+                result.normal_(generator=self._generator)
+            result = result.requires_grad_().clone()
         else:
             try:
                 operations = _Operations()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
-from heterps_core.data.features import NO_ID, SEQUENCE, SUM, FeatureSpec
+from heterps_core.data.features import NO_ID, SEQUENCE, FeatureSpec
 from heterps_core.embeddings.bags import Bags
 from heterps_core.embeddings.id_index import IdLayout
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.embeddings.row_range import shard_rows
+from heterps_core.embeddings.sequence_columns import SequenceColumns
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.shared_memory_table import SharedMemoryTable
 from heterps_core.embeddings.swept.sweep_memory import ShardSize
@@ -36,8 +37,9 @@ from heterps_core.units import BYTES_PER_FLOAT32
 class SlotEmbedding(nn.Module):
     """One table for several slots: output [B, W + S * D (+ dense features)]; the values of a list are pooled.
 
-    Where it keeps sequences, the slot of one has the vectors of its values side by side, zeros after its end, and
-    the lengths of all stand in front of the dense features.
+    Where it keeps sequences, they stand after all other slots: each has the vectors of its values side by side, zeros
+    after its end, and the lengths of all stand in front of the dense features. Packed, there are no zeros, and the
+    output is narrower: see `SequenceColumns`.
 
     The rows are not made here but by `attach_table`, since only the owner of a shard may hold it.
 
@@ -50,6 +52,7 @@ class SlotEmbedding(nn.Module):
         include_dense: Put the dense features beside the vectors.
         input_width: Width of the activation that comes in (W); 0 for the first layer of a chain.
         keeps_sequences: Return the vectors of sequences in order; by default their mean.
+        packs_sequences: Return them without padding, for layers that read them by `sequence_columns`.
         initial_standard_deviation: Of the values of new rows; by default a tenth of D to the power of -1/2.
 
     Attributes:
@@ -78,6 +81,7 @@ class SlotEmbedding(nn.Module):
         include_dense: bool = True,
         input_width: int = 0,
         keeps_sequences: bool = False,
+        packs_sequences: bool = False,
         initial_standard_deviation: float | None = None,
     ) -> None:
         super().__init__()
@@ -110,22 +114,31 @@ class SlotEmbedding(nn.Module):
         self.sequences = [
             place for place, pooling in enumerate(poolings) if keeps_sequences and pooling == SEQUENCE
         ]
-        self.vector_columns: list[range] = []
-        bags: list[tuple[int, str]] = []
-        end = input_width
-        for place, (length, pooling) in enumerate(zip(lengths, poolings, strict=True)):
-            # Each value of a sequence is in a bag of its own.
-            of_slot = [(1, SUM)] * length if place in self.sequences else [(length, pooling)]
-            self.vector_columns.append(range(end, end + len(of_slot) * dimension))
-            bags += of_slot
-            end += len(of_slot) * dimension
-        self.bags = Bags(*zip(*bags, strict=True)) if max(lengths) > 1 else None
-        self.length_columns = range(end, end + len(self.sequences))
-        self.output_width = self.length_columns.stop + (features.num_dense if include_dense else 0)
-        self.id_columns = [column for slot in self.slots for column in features.id_columns[slot]]
+        pooled = [place for place in range(len(lengths)) if place not in self.sequences]
+        in_order = pooled + self.sequences
+        ends = accumulate((lengths[place] if place in self.sequences else 1 for place in in_order), initial=0)
+        of_places = dict(zip(in_order, pairwise(ends), strict=True))
+        self.vector_columns = [
+            range(*(input_width + dimension * end for end in of_places[place]))
+            for place in range(len(lengths))
+        ]
+        self.bags = None
+        if max(lengths) > 1 or self.sequences:
+            self.bags = Bags([lengths[place] for place in pooled], [poolings[place] for place in pooled])
+        self.sequence_columns = SequenceColumns(
+            before=input_width + len(pooled) * dimension,
+            lengths=tuple(lengths[place] for place in self.sequences),
+            dimension=dimension,
+            after=features.num_dense if include_dense else 0,
+        )
+        self.packs_sequences = packs_sequences and bool(self.sequences)
+        self.output_width = self.sequence_columns.padded_width
+        first_length = self.output_width - self.sequence_columns.after - len(self.sequences)
+        self.length_columns = range(first_length, first_length + len(self.sequences))
+        self.id_columns = [column for place in in_order for column in features.id_columns[self.slots[place]]]
         first_rows = dict(zip(self.tables, accumulate(table_rows, initial=0), strict=False))
-        offsets = torch.tensor([first_rows[table] for table in tables], device=CPU)
-        offsets = offsets.repeat_interleave(torch.tensor(lengths, device=CPU))
+        offsets = torch.tensor([first_rows[tables[place]] for place in in_order], device=CPU)
+        offsets = offsets.repeat_interleave(torch.tensor([lengths[place] for place in in_order], device=CPU))
         self.offsets_K: Tensor
         self.register_buffer("offsets_K", offsets, persistent=False)
         # Batches that are read ahead are still on the host, wherever the layer is.
@@ -143,6 +156,12 @@ class SlotEmbedding(nn.Module):
         placed.input_width = sum(value.width for value in inputs)
         placed.output_width += placed.input_width
         return placed
+
+    def example(self, num_rows: int, lengths: Sequence[int] = ()) -> Tensor:
+        """Return zeros in the form of the output; packed sequences have these lengths, by default 1 each."""
+        if self.packs_sequences:
+            return self.sequence_columns.example(num_rows, lengths or [1] * len(self.sequences))
+        return torch.zeros(num_rows, self.output_width, device=CPU)
 
     def attach_table(self, table: ShardedTable) -> None:
         """Give the layer the rows that it looks up."""
@@ -233,7 +252,8 @@ class SlotEmbedding(nn.Module):
                 [each.to(dtype) for each in lengths] + ([] if after_BV is None else [after_BV]), 1
             )
         rows_BK = None if self.table.is_announced else self.row_numbers(batch)
-        return self.table.lookup(rows_BK, activation_BW, after_BV, dtype=dtype)
+        packs = self.packs_sequences
+        return self.table.lookup(rows_BK, activation_BW, after_BV, dtype=dtype, packs=packs)
 
 
 def add_tower(

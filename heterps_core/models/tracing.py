@@ -78,29 +78,30 @@ def trace_chain(
     The chain starts with an embedding, and embeddings need no table; Adam has 2 values per dense parameter.
     """
     layers = []
-    shape: tuple[int, ...] = (0,)
+    entering = torch.zeros(_TRACED_ROWS, 0)
     for layer_name, module in chain.named_children():
         if isinstance(module, SlotEmbedding):
+            entering = module.example(_TRACED_ROWS, module.sequence_columns.lengths)
             layer = _embedding_layer(layer_name, module, row_optimizer)
-            shape = (module.output_width,)
         else:
-            layer, shape = _dense_layer(layer_name, module, shape, dense_optimizer_values_per_parameter)
+            layer, entering = _dense_layer(layer_name, module, entering, dense_optimizer_values_per_parameter)
         layers.append(layer)
     return ModelGraph(name=name, layers=tuple(layers))
 
 
 def output_widths(chain: nn.Sequential) -> list[int]:
     """Return how many numbers of a sample leave each layer of a chain; layers run in evaluation mode."""
-    widths, shape = [], (0,)
+    widths, leaving = [], torch.zeros(_TRACED_ROWS, 0)
     for module in chain:
         if isinstance(module, SlotEmbedding):
-            shape = (module.output_width,)
+            leaving = module.example(_TRACED_ROWS)
+            widths.append(module.output_width)
         else:
             was_training = module.training
             with torch.no_grad():
-                shape = tuple(module.eval()(torch.zeros(_TRACED_ROWS, *shape)).shape[1:])
+                leaving = module.eval()(leaving)
             module.train(was_training)
-        widths.append(math.prod(shape))
+            widths.append(math.prod(leaving.shape[1:]))
     return widths
 
 
@@ -122,9 +123,9 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
 
 
 def _dense_layer(
-    name: str, module: nn.Module, input_shape: tuple[int, ...], optimizer_values_per_parameter: int
-) -> tuple[Layer, tuple[int, ...]]:
-    work = _traced_work(module, input_shape)
+    name: str, module: nn.Module, entering: Tensor, optimizer_values_per_parameter: int
+) -> tuple[Layer, Tensor]:
+    work = _traced_work(module, entering)
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
     layer = Layer(
         name=name,
@@ -132,7 +133,7 @@ def _dense_layer(
         is_sharded=False,
         parameter_bytes=num_parameters * BYTES_PER_FLOAT32,
         optimizer_state_bytes=num_parameters * optimizer_values_per_parameter * BYTES_PER_FLOAT32,
-        input_bytes_per_sample=math.prod(input_shape) * BYTES_PER_FLOAT32,
+        input_bytes_per_sample=math.prod(entering.shape[1:]) * BYTES_PER_FLOAT32,
         output_bytes_per_sample=math.prod(work.output_shape) * BYTES_PER_FLOAT32,
         forward_flops_per_sample=work.forward_flops,
         backward_flops_per_sample=(
@@ -141,7 +142,7 @@ def _dense_layer(
         looked_up_bytes_per_sample=0,
         uncounted=work.uncounted,
     )
-    return layer, work.output_shape
+    return layer, torch.zeros(_TRACED_ROWS, *work.output_shape)
 
 
 class _Work(NamedTuple):
@@ -153,15 +154,15 @@ class _Work(NamedTuple):
     uncounted: tuple[str, ...]
 
 
-def _traced_work(module: nn.Module, input_shape: tuple[int, ...]) -> _Work:
-    """Run a module forward and backward on zeros; its state and the random numbers stay as they were."""
+def _traced_work(module: nn.Module, entering: Tensor) -> _Work:
+    """Run a module forward and backward on an input; its state and the random numbers stay as they were."""
     operations = _Operations()
     before = {child: _plain_attributes(child) for child in module.modules()}
     buffers = {buffer: buffer.clone() for buffer in module.buffers()}
     unfused = sdpa_kernel(SDPBackend.MATH)
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), unfused, operations:
         module.train()
-        entering = torch.zeros(_TRACED_ROWS, *input_shape, requires_grad=True)
+        entering = entering.requires_grad_()
         # A copy, so that a layer may work in place.
         leaving: Tensor = module(entering.clone())
         forward_flops = operations.flops

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import NO_ID
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.chain import run_layers
@@ -45,12 +46,16 @@ class _WholeTable(ShardedTable):
         after_BV: Tensor | None = None,
         *,
         dtype: torch.dtype = torch.float32,
+        packs: bool = False,
     ) -> Tensor:
-        """Return what `ShardedTable.lookup` returns."""
+        """Return what `ShardedTable.lookup` returns, with padded sequences."""
         assert rows_BS is not None
         vectors_BSD = F.embedding(rows_BS.clamp(min=0), self.weight_RD)
         if self.bags is not None:
-            vectors_BSD = self.bags.pool_in_place(vectors_BSD, rows_BS)
+            num_pooled = self.bags.num_columns
+            is_there_BS1 = (rows_BS[:, num_pooled:] != NO_ID).unsqueeze(2)
+            pooled_BGD = self.bags.pool_in_place(vectors_BSD[:, :num_pooled], rows_BS[:, :num_pooled])
+            vectors_BSD = torch.cat([pooled_BGD, vectors_BSD[:, num_pooled:] * is_there_BS1], 1)
         columns = (before_BW, vectors_BSD.flatten(1), after_BV)
         return torch.cat([each.to(dtype) for each in columns if each is not None], 1)
 

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.sequence_columns import SequenceColumns
+from heterps_core.models.sequence_encoding import encode_by_length
 from heterps_core.models.slot_embedding import SlotEmbedding, add_tower
 
 _HISTORY_WIDTHS = (36,)
@@ -156,23 +158,24 @@ class HistoryAttention(nn.Module):
     They begin near 1: from near 0 neither the values nor their fit would learn for long.
     """
 
-    def __init__(self, length: int, *, context_width: int, dimension: int) -> None:
+    def __init__(self, columns: SequenceColumns, place: int, *, context_width: int) -> None:
         super().__init__()
-        self.shape = (length, dimension)
+        self.columns, self.place, dimension = columns, place, columns.dimension
         self.query = nn.Linear(context_width, dimension)
         self.unit = mlp(4 * dimension, _HISTORY_WIDTHS)
         self.weight = nn.Linear(_HISTORY_WIDTHS[-1], 1)
         nn.init.ones_(self.weight.bias)
-        self.places: Tensor
-        self.register_buffer("places", torch.arange(length).float(), persistent=False)
 
-    def forward(self, context_BW: Tensor, vectors_BV: Tensor, lengths_B1: Tensor) -> Tensor:
+    def forward(self, activation_BW: Tensor, context_BW: Tensor) -> Tensor:
         """Return [B, D]."""
-        values_BTD = torch.unflatten(vectors_BV, 1, self.shape)
+        return encode_by_length(activation_BW, context_BW, self.columns, self.place, self._pooled)
+
+    def _pooled(self, context_BW: Tensor, values_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
         query_BTD = self.query(context_BW).unsqueeze(1).expand_as(values_BTD)
         beside = torch.cat([query_BTD, values_BTD, query_BTD - values_BTD, query_BTD * values_BTD], 2)
         weights_BT1 = self.weight(self.unit(beside))
-        is_there_BT = (self.places < lengths_B1.clamp(min=1)).float()
+        places_T = torch.arange(values_BTD.shape[1], device=values_BTD.device)
+        is_there_BT = (places_T < lengths_B1).float()
         pooled_BD: Tensor = (weights_BT1 * is_there_BT.unsqueeze(2) * values_BTD).sum(1)
         return pooled_BD
 

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from heterps_core.embeddings.sequence_columns import SequenceColumns
+from heterps_core.training.pipeline.packed_rows import PackedRows
 from heterps_core.training.pipeline.stage_exchange import StageSide
 from heterps_core.transport.rank_layout import LostWorkerError
 from heterps_core.transport.shared_memory import SharedBuffer, aligned
@@ -64,6 +66,7 @@ class SharedMemoryBoundary:
     Args:
         side: This replica's.
         width: Of the activation that crosses (W).
+        columns: Of packed sequences in it, which give it any width.
         silence_limit_s: Longest wait for one message.
         shared: The connection with it.
         dtype: Of what is sent, float32 or bfloat16.
@@ -74,6 +77,7 @@ class SharedMemoryBoundary:
         side: StageSide,
         *,
         width: int,
+        columns: SequenceColumns | None = None,
         silence_limit_s: float,
         shared: SharedNeighbour,
         dtype: torch.dtype = torch.float32,
@@ -83,6 +87,7 @@ class SharedMemoryBoundary:
         self._dtype = dtype
         self.side = side
         self._width = width
+        self.packed = None if columns is None else PackedRows(columns, dtype)
         self._shared = shared
         self._step = 0
         self._num_bytes = 0
@@ -92,8 +97,11 @@ class SharedMemoryBoundary:
         """Expect this replica's slice of a micro-batch of `num_rows` rows."""
         return ArrivingRows(self, num_rows)
 
-    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+    def send(self, rows_BW: Tensor, num_rows: int, counts_BS: Tensor | None = None) -> None:
         """Send this replica's slice of a micro-batch of `num_rows` rows; it is copied at once.
+
+        Args:
+            counts_BS: Lengths of packed sequences.
 
         Raises:
             LostWorkerError: A neighbour died, or has not finished the step before the last one in time.
@@ -102,17 +110,28 @@ class SharedMemoryBoundary:
             while self._steps_done[peer] <= self._step - NUM_BUFFERS + 1:
                 self._read(peer, self.silence_limit_s)
         turn = self._step % NUM_BUFFERS
-        buffer = self._shared.own_buffers[turn]
-        first_byte = aligned(self._num_bytes)
+        if self.packed is not None:
+            assert counts_BS is not None
+            for route in self.side.routes(num_rows):
+                message = self.packed.message(rows_BW, counts_BS, route.first, route.stop)
+                first_byte = self._write(message.unsqueeze(0), torch.uint8)
+                self._tell(route.peer_replica, _Place.pack(turn, first_byte, route.stop - route.first))
+            return
+        first_byte = self._write(rows_BW, self._dtype)
         row_bytes = self._width * self._dtype.itemsize
-        num_bytes = len(rows_BW) * row_bytes
-        self._num_bytes = first_byte + num_bytes
-        self.sent_bytes += num_bytes
-        buffer.grow(self._num_bytes)
-        buffer.view(first_byte, len(rows_BW), self._width, self._dtype).copy_(rows_BW)
         for route in self.side.routes(num_rows):
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
+
+    def _write(self, rows_BW: Tensor, dtype: torch.dtype) -> int:
+        """Write rows into the buffer of the step; returns their first byte."""
+        buffer, first_byte = self._shared.own_buffers[self._step % NUM_BUFFERS], aligned(self._num_bytes)
+        num_bytes = rows_BW.numel() * dtype.itemsize
+        self._num_bytes = first_byte + num_bytes
+        self.sent_bytes += num_bytes
+        buffer.grow(self._num_bytes)
+        buffer.view(first_byte, len(rows_BW), rows_BW.shape[1], dtype).copy_(rows_BW)
+        return first_byte
 
     def end_step(self, *, is_drained: bool) -> None:
         """Tell neighbours that a step is at its end; all rows are in memory already, drained or not."""
@@ -129,13 +148,22 @@ class SharedMemoryBoundary:
 
     def take(self, num_rows: int) -> Tensor:
         """Return the slice [B, W], float32, of the next micro-batch of `num_rows` rows, once all of it is there."""
-        parts = []
+        parts, sizes = [], []
         for route in self.side.routes(num_rows):
             self._has_rows_of(route.peer_replica, self.silence_limit_s)
             sender = self._shared.peers[route.peer_replica]
             turn, first_byte, num_part_rows = sender.arrived.popleft()
             assert num_part_rows == route.stop - route.first
-            parts.append(sender.buffers[turn].view(first_byte, num_part_rows, self._width, self._dtype))
+            buffer = sender.buffers[turn]
+            sizes.append(num_part_rows)
+            if self.packed is not None:
+                head = buffer.view(first_byte, 1, self.packed.head_bytes(num_part_rows), torch.uint8)[0]
+                size = self.packed.message_bytes(head, num_part_rows)
+                parts.append(buffer.view(first_byte, 1, size, torch.uint8)[0])
+            else:
+                parts.append(buffer.view(first_byte, num_part_rows, self._width, self._dtype))
+        if self.packed is not None:
+            return self.packed.rows(parts, sizes)
         if not parts:
             return torch.empty(0, self._width)
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).float()

@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from heterps_core.compute_device import CPU, HostCopy, host_buffer, to_device
+from heterps_core.embeddings.sequence_columns import SequenceColumns
+from heterps_core.training.pipeline.packed_rows import PackedRows
 from heterps_core.training.pipeline.stage_exchange import StageSide
 from heterps_core.transport.peer_sockets import bytes_of
 from heterps_core.transport.rank_layout import LostWorkerError
@@ -37,6 +39,7 @@ class StageBoundary:
     Args:
         side: This replica's.
         width: Of the activation that crosses (W).
+        columns: Of packed sequences in it, which give it any width.
         silence_limit_s: Longest wait for one message.
         connections: With the replicas of the neighbour, in order; made by `stage_place.connect_neighbours`.
         device: That this stage computes on.
@@ -48,6 +51,7 @@ class StageBoundary:
         side: StageSide,
         *,
         width: int,
+        columns: SequenceColumns | None = None,
         silence_limit_s: float,
         connections: Sequence[socket.socket],
         device: torch.device = CPU,
@@ -59,10 +63,18 @@ class StageBoundary:
         self._dtype = dtype
         self.side = side
         self._width = width
+        self.packed = None if columns is None else PackedRows(columns, dtype)
         self._peers = [_Peer(self, number, connection) for number, connection in enumerate(connections)]
 
-    def receive(self, num_rows: int) -> Receiving:
+    def receive(self, num_rows: int) -> Receiving | ReceivingPacked:
         """Expect this replica's slice of a micro-batch of `num_rows` rows."""
+        if self.packed is not None:
+            routes = self.side.routes(num_rows)
+            messages = [
+                _Message(self.packed, self._peers[route.peer_replica], route.stop - route.first)
+                for route in routes
+            ]
+            return ReceivingPacked(self, self.packed, messages)
         num_own = self.side.slice_of(num_rows).num_rows
         rows_BW = host_buffer(num_own, self._width, near=self.device, dtype=self._dtype)
         missing = [
@@ -71,12 +83,22 @@ class StageBoundary:
         ]
         return Receiving(self, rows_BW, missing)
 
-    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+    def send(self, rows_BW: Tensor, num_rows: int, counts_BS: Tensor | None = None) -> None:
         """Send this replica's slice of a micro-batch of `num_rows` rows, which must not be changed in this step.
+
+        Args:
+            counts_BS: Lengths of packed sequences.
 
         Raises:
             LostWorkerError: A neighbour died, or did not take an earlier message in time.
         """
+        if self.packed is not None:
+            assert counts_BS is not None
+            for route in self.side.routes(num_rows):
+                message = self.packed.message(rows_BW, counts_BS, route.first, route.stop)
+                self.sent_bytes += message.nbytes
+                self._peers[route.peer_replica].send(HostCopy(message, None), 0, len(message))
+            return
         rows_BW = rows_BW.to(self._dtype).contiguous()
         self.sent_bytes += rows_BW.nbytes
         leaving = HostCopy.begin(rows_BW)
@@ -192,3 +214,45 @@ class Receiving:
     def _receive(self, *, waits: bool) -> None:
         left = [(peer, peer.fill(content, waits=waits)) for peer, content in self.missing]
         self.missing = [(peer, content) for peer, content in left if content]
+
+
+class _Message:
+    """A part of a slice with packed sequences: its head tells its size."""
+
+    def __init__(self, packed: PackedRows, peer: _Peer, num_rows: int) -> None:
+        self._packed, self._peer, self.num_rows = packed, peer, num_rows
+        self.content = torch.empty(packed.head_bytes(num_rows), dtype=torch.uint8, device=CPU)
+        self._missing = bytes_of(self.content)
+        self._has_size = False
+
+    def arrives(self, *, waits: bool) -> bool:
+        """Receive what is there, or all after waiting; tell whether nothing is missing."""
+        self._missing = self._peer.fill(self._missing, waits=waits)
+        if not self._missing and not self._has_size:
+            head, self._has_size = self.content, True
+            size = self._packed.message_bytes(head, self.num_rows)
+            self.content = torch.empty(size, dtype=torch.uint8, device=CPU)
+            self.content[: len(head)] = head
+            self._missing = self._peer.fill(bytes_of(self.content)[len(head) :], waits=waits)
+        return not self._missing
+
+
+@dataclass(slots=True)
+class ReceivingPacked:
+    """As `Receiving`, of rows with packed sequences."""
+
+    boundary: StageBoundary
+    packed: PackedRows
+    messages: list[_Message]
+
+    def is_there(self) -> bool:
+        """Tell whether `wait` would return at once."""
+        return all(message.arrives(waits=False) for message in self.messages)
+
+    def wait(self) -> Tensor:
+        """Return the slice [B, W], as `Receiving.wait` does."""
+        for message in self.messages:
+            message.arrives(waits=True)
+        sizes = [message.num_rows for message in self.messages]
+        rows_BW = self.packed.rows([message.content for message in self.messages], sizes)
+        return to_device(rows_BW, self.boundary.device)

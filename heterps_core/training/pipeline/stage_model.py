@@ -13,6 +13,7 @@ from heterps_core.compute_device import CPU
 from heterps_core.data.features import FeatureSpec
 from heterps_core.embeddings.row_exchange import TablePeers
 from heterps_core.embeddings.row_optimizers import get_row_optimizer
+from heterps_core.embeddings.sequence_columns import SequenceColumns
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.embeddings.swept.sweep_memory import SweepCounts, slots_by_table
 from heterps_core.embeddings.swept.swept_table import ColdRowsPlace, SweptTable
@@ -44,6 +45,11 @@ class StageModel:
     output_width: int
     device: torch.device
     """Where layers, tables and optimizer state are."""
+
+    input_columns: SequenceColumns | None = None
+    """Of packed sequences that enter, which give the input any width."""
+
+    output_columns: SequenceColumns | None = None
 
     @property
     def swept_tables(self) -> dict[str, SweptTable]:
@@ -99,6 +105,8 @@ def build_stage_model(
     row_optimizer = get_row_optimizer(config.embedding_optimizer)
     dense_optimizer = get_dense_optimizer(config.dense_optimizer)
     widths = output_widths(chain)
+    # Of what enters each layer, and then of what leaves the last.
+    columns = [None, *(_packed_columns(layer) for layer in chain)]
     stage = stages[place.stage]
     named = list(chain.named_children())[stage.first_layer : stage.last_layer + 1]
     tables = {}
@@ -139,7 +147,13 @@ def build_stage_model(
         input_width=widths[stage.first_layer - 1] if stage.first_layer else 0,
         output_width=widths[stage.last_layer],
         device=place.device,
+        input_columns=columns[stage.first_layer],
+        output_columns=columns[stage.last_layer + 1],
     )
+
+
+def _packed_columns(layer: nn.Module) -> SequenceColumns | None:
+    return layer.sequence_columns if isinstance(layer, SlotEmbedding) and layer.packs_sequences else None
 
 
 def _cold_rows_places(

@@ -32,6 +32,7 @@ from heterps_core.compute_device import CPU, precision_on
 from heterps_core.data.batch import ClickBatch
 from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
+from heterps_core.embeddings.sequence_columns import SequenceColumns
 from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.training.batch_shares import OwnWork
 from heterps_core.training.gradients.gradient_sum import GradientSum, PendingSum
@@ -44,7 +45,7 @@ from heterps_core.training.pipeline.shared_memory_boundary import (
     SharedMemoryBoundary,
     SharedNeighbour,
 )
-from heterps_core.training.pipeline.stage_boundary import Receiving, StageBoundary
+from heterps_core.training.pipeline.stage_boundary import Receiving, ReceivingPacked, StageBoundary
 from heterps_core.training.pipeline.stage_exchange import StageSide, batch_slices
 from heterps_core.training.pipeline.stage_layers import StageLayers
 from heterps_core.training.pipeline.stage_model import StageModel
@@ -52,6 +53,7 @@ from heterps_core.training.pipeline.stage_place import ALONE, StagePlace
 from heterps_core.transport.rank_layout import LostWorkerError, lost_worker
 
 Boundary: TypeAlias = StageBoundary | SharedMemoryBoundary
+Arriving: TypeAlias = Receiving | ReceivingPacked | ArrivingRows
 
 _FIRST_SILENCE_LIMIT_S = 120.0
 """Longest wait for a message of the first step, in which kernels are built and memory is touched first; later on it
@@ -102,6 +104,11 @@ def _summed_loss(logits: Tensor, batch: ClickBatch, label_weights: Tensor | None
     return loss if num_labels == 1 else loss.div(num_labels)
 
 
+def _counts(boundary: Boundary, activation_BW: Tensor) -> Tensor | None:
+    """Return the lengths of packed sequences that cross."""
+    return None if boundary.packed is None else boundary.packed.columns.counts(activation_BW)
+
+
 class StageRunner:
     """Runs training steps and predictions of one replica.
 
@@ -136,14 +143,22 @@ class StageRunner:
         self._gradient_sum = GradientSum(self._parameters, place)
         if place.link is not None:
             place.link.silence_limit_s = _FIRST_SILENCE_LIMIT_S
-        self._before = None if place.stage == 0 else self._boundary(place.stage - 1, model.input_width)
-        self._after = None if self.is_last else self._boundary(place.stage + 1, model.output_width)
+        self._before = (
+            None
+            if place.stage == 0
+            else self._boundary(place.stage - 1, model.input_width, model.input_columns)
+        )
+        self._after = (
+            None
+            if self.is_last
+            else self._boundary(place.stage + 1, model.output_width, model.output_columns)
+        )
         self._label_weights = None
         if config.label_weights:
             weights_L = torch.tensor(config.label_weights, device=place.device)
             self._label_weights = weights_L / weights_L.mean()
-        self._arriving: deque[Receiving | ArrivingRows] = deque()
-        self._returning: deque[Receiving | ArrivingRows] = deque()
+        self._arriving: deque[Arriving] = deque()
+        self._returning: deque[Arriving] = deque()
         self._is_drained = True
         self._ahead: deque[_LivePass] = deque()
         """Forward passes whose backward passes are still to come."""
@@ -286,7 +301,7 @@ class StageRunner:
             table.expect(looked_up)
         leaving = run_layers(microbatch.batch, entering, microbatch.row_keys)
         if self._after is not None:
-            self._after.send(leaving.detach(), microbatch.num_rows)
+            self._after.send(leaving.detach(), microbatch.num_rows, _counts(self._after, leaving))
             self._returning.append(self._after.receive(microbatch.num_rows))
         else:
             leaving = _summed_loss(leaving, microbatch.batch, self._label_weights).div(batch_size)
@@ -302,7 +317,7 @@ class StageRunner:
         if self._before is not None:
             assert live.entering is not None
             assert live.entering.grad is not None
-            self._before.send(live.entering.grad, live.num_rows)
+            self._before.send(live.entering.grad, live.num_rows, _counts(self._before, live.entering))
 
     def predict(self, microbatches: Sequence[MicroBatch]) -> Tensor:
         """Run forward passes only, in evaluation mode.
@@ -312,7 +327,7 @@ class StageRunner:
             on the host; else empty.
         """
         logits = []
-        arriving: deque[Receiving | ArrivingRows] = deque()
+        arriving: deque[Arriving] = deque()
         self._set_mode(is_training=False)
         with torch.no_grad():
             if self._before is not None:
@@ -323,7 +338,7 @@ class StageRunner:
                     table.expect(looked_up)
                 leaving = self._run_layers(microbatch.batch, entering)
                 if self._after is not None:
-                    self._after.send(leaving, microbatch.num_rows)
+                    self._after.send(leaving, microbatch.num_rows, _counts(self._after, leaving))
                 else:
                     logits.append(leaving.squeeze(1))
             # Copied before neighbours may write over what arrived.
@@ -335,15 +350,18 @@ class StageRunner:
         if self._modules.training != is_training:
             self._modules.train(is_training)
 
-    def _boundary(self, neighbour: int, width: int) -> Boundary:
+    def _boundary(self, neighbour: int, width: int, columns: SequenceColumns | None) -> Boundary:
         place, dtype = self.place, getattr(torch, self._config.wire_dtype)
         side = StageSide(layout=place.layout, stage=place.stage, replica=place.replica, neighbour=neighbour)
         limit_s, found = _FIRST_SILENCE_LIMIT_S, place.neighbours[neighbour]
         if isinstance(found, SharedNeighbour):
-            return SharedMemoryBoundary(side, width=width, silence_limit_s=limit_s, shared=found, dtype=dtype)
+            return SharedMemoryBoundary(
+                side, width=width, columns=columns, silence_limit_s=limit_s, shared=found, dtype=dtype
+            )
         return StageBoundary(
             side,
             width=width,
+            columns=columns,
             silence_limit_s=limit_s,
             connections=found,
             device=place.device,
@@ -367,7 +385,7 @@ class StageRunner:
         self._arriving.append(self._before.receive(num_rows))
         return True
 
-    def _wait_for(self, receiving: Receiving | ArrivingRows, weight_gradients: WeightGradients) -> Tensor:
+    def _wait_for(self, receiving: Arriving, weight_gradients: WeightGradients) -> Tensor:
         """Return a slice that arrives, and work out weight gradients until it is there."""
         while weight_gradients and not receiving.is_there():
             weight_gradients.work_out_next()

@@ -171,8 +171,8 @@ MODULES = [
     Trained(lambda a, x: torch.einsum("bld,bmd->blm", a(x), x), nn.Linear(WIDTH, WIDTH)),
     Trained(lambda a, x: torch.baddbmm(x, x @ x.transpose(1, 2), a(x)), nn.Linear(WIDTH, WIDTH)),
     DotInteraction(LENGTH),
-    Trained(lambda a, x: a(x, SEES.expand(len(x), -1, -1)), SASRec.block(SASRec, WIDTH)),
-    Trained(lambda a, x: a(x, SEES.expand(len(x), -1, -1)), HSTU.block(HSTU, WIDTH)),
+    SASRec.block(SASRec, WIDTH, most=LENGTH),
+    HSTU.block(HSTU, WIDTH, most=LENGTH),
     nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * LENGTH, 1)),
 ]
 

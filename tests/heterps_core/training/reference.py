@@ -35,14 +35,15 @@ class PlainEmbedding(nn.Module):
         rows = self.layer.row_numbers(batch)
         parts = [] if activation is None else [activation]
         first, lengths = 0, []
-        for slot in self.layer.slots:
+        sequences = [self.layer.slots[place] for place in self.layer.sequences]
+        for slot in [slot for slot in self.layer.slots if slot not in sequences] + sequences:
             length = self.layer.features.slot_lengths[slot]
             own = rows[:, first : first + length]
             first += length
             # A bag of its own for each row; what fills a list is left out.
             offsets = (own >= 0).sum(1).cumsum(0) - (own >= 0).sum(1)
             pooling = self.layer.features.slot_poolings[slot]
-            if pooling == SEQUENCE and self.layer.sequences:
+            if slot in sequences:
                 vectors = F.embedding(own.clamp(min=0), self.weight) * (own >= 0).unsqueeze(2)
                 parts.append(vectors.flatten(1))
                 lengths.append((own >= 0).sum(1, keepdim=True))

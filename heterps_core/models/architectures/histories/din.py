@@ -22,17 +22,14 @@ class DIN(HistoryModel):
         """Make the layers."""
         self.make_embedding(features, dimension)
         self.history = nn.ModuleList(
-            HistoryAttention(length, context_width=self.context_width, dimension=dimension)
-            for length in self.sequence_lengths
+            HistoryAttention(self.columns, place, context_width=self.context_width)
+            for place in range(len(self.columns.lengths))
         )
         self.make_deep(self.context_width + len(self.history) * dimension, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
-        context_BW, histories = self.looked_up(batch)
-        pooled = [
-            attention(context_BW, vectors_BV, length_B1)
-            for attention, (vectors_BV, length_B1) in zip(self.history, histories, strict=True)
-        ]
+        columns_BW, context_BW = self.looked_up(batch)
+        pooled = [attention(columns_BW, context_BW) for attention in self.history]
         logits_BL: Tensor = self.output(self.deep(torch.cat([context_BW, *pooled], 1)))
         return logits_BL

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import FeatureSpec
+from heterps_core.embeddings.sequence_columns import SequenceColumns
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.architectures.parts import ClickModel
+from heterps_core.models.sequence_encoding import encode_by_length
 from heterps_core.models.slot_embedding import SlotEmbedding
 
 
@@ -21,24 +23,16 @@ class HistoryModel(ClickModel):
 
     def make_embedding(self, features: FeatureSpec, dimension: int) -> None:
         """Make the embedding, and note its columns."""
-        self.embedding = SlotEmbedding(features, dimension=dimension, keeps_sequences=True)
-        columns = self.embedding.vector_columns
-        sequences = self.embedding.sequences
-        self.sequence_lengths = [features.slot_lengths[slot] for slot in sequences]
-        self.sequence_columns = [columns[slot] for slot in sequences]
-        self.context_columns = [each for slot, each in enumerate(columns) if slot not in sequences]
-        self.lengths = self.embedding.length_columns
-        self.context_width = sum(map(len, self.context_columns)) + features.num_dense
+        self.embedding = SlotEmbedding(
+            features, dimension=dimension, keeps_sequences=True, packs_sequences=True
+        )
+        self.columns = self.embedding.sequence_columns
+        self.context_width = self.columns.before + self.columns.after
 
-    def looked_up(self, batch: ClickBatch) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Return the context [B, W], and for each sequence its vectors side by side [B, T * D] and length [B, 1]."""
+    def looked_up(self, batch: ClickBatch) -> tuple[Tensor, Tensor]:
+        """Return the embedding's output and the context [B, W] in it."""
         columns_BW = self.embedding(batch)
-        context = [columns_BW[:, each.start : each.stop] for each in self.context_columns]
-        histories = [
-            (columns_BW[:, each.start : each.stop], columns_BW[:, place : place + 1])
-            for each, place in zip(self.sequence_columns, self.lengths, strict=True)
-        ]
-        return torch.cat([*context, columns_BW[:, self.lengths.stop :]], 1), histories
+        return columns_BW, self.columns.without_values(columns_BW)
 
 
 class HistoryEncoder(HistoryModel):
@@ -50,8 +44,12 @@ class HistoryEncoder(HistoryModel):
 
     BLOCKS, HEADS = 2, 2
 
-    def block(self, dimension: int) -> nn.Module:
-        """Return a block: tokens [B, T + 1, D] and what each sees, bool [B, T + 1, T + 1], in, tokens out."""
+    def block(self, dimension: int, *, most: int) -> nn.Module:
+        """Return a block: tokens [B, T, D] in and out, each sees itself and those before it.
+
+        Args:
+            most: Tokens of the longest sequence.
+        """
         raise NotImplementedError
 
     def make(self, features: FeatureSpec, dimension: int) -> None:
@@ -67,19 +65,19 @@ class HistoryEncoder(HistoryModel):
         self.make_embedding(features, dimension)
         self.encoders = nn.ModuleList(
             _Encoder(
-                length, self.context_width, [self.block(dimension) for _ in range(self.BLOCKS)], dimension
+                self.columns,
+                place,
+                self.context_width,
+                [self.block(dimension, most=length + 1) for _ in range(self.BLOCKS)],
             )
-            for length in self.sequence_lengths
+            for place, length in enumerate(self.columns.lengths)
         )
         self.make_deep(self.context_width + len(self.encoders) * dimension, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
-        context_BW, histories = self.looked_up(batch)
-        encoded = [
-            encoder(context_BW, vectors_BV, length_B1)
-            for encoder, (vectors_BV, length_B1) in zip(self.encoders, histories, strict=True)
-        ]
+        columns_BW, context_BW = self.looked_up(batch)
+        encoded = [encoder(columns_BW, context_BW) for encoder in self.encoders]
         logits_BL: Tensor = self.output(self.deep(torch.cat([context_BW, *encoded], 1)))
         return logits_BL
 
@@ -87,32 +85,33 @@ class HistoryEncoder(HistoryModel):
 class _Encoder(nn.Module):
     """The candidate after a sequence's blocks."""
 
-    def __init__(self, length: int, context_width: int, blocks: list[nn.Module], dimension: int) -> None:
+    def __init__(
+        self, columns: SequenceColumns, place: int, context_width: int, blocks: list[nn.Module]
+    ) -> None:
         super().__init__()
-        self.shape = (length, dimension)
+        self.columns, self.place = columns, place
+        length, dimension = columns.lengths[place], columns.dimension
         self.candidate = nn.Linear(context_width, dimension)
         self.positions = nn.Parameter(torch.empty(length, dimension).normal_(0, dimension**-0.5 / 10))
         self.blocks = nn.ModuleList(blocks)
-        # The candidate, which comes last, is there whatever the length.
-        places = torch.tensor([*range(length), -1])
-        self.places: Tensor
-        self.is_before: Tensor
-        self.is_itself: Tensor
-        self.register_buffer("places", places, persistent=False)
-        self.register_buffer("is_before", torch.ones(length + 1, length + 1).tril().bool(), persistent=False)
-        self.register_buffer("is_itself", torch.eye(length + 1).bool(), persistent=False)
 
-    def forward(self, context_BW: Tensor, vectors_BV: Tensor, length_B1: Tensor) -> Tensor:
+    def forward(self, activation_BW: Tensor, context_BW: Tensor) -> Tensor:
         """Return [B, D]."""
-        is_there_B1T = (self.places < length_B1).unsqueeze(1)
-        # A value after the end sees itself, as what sees nothing has no weights.
-        sees_BTT = is_there_B1T & self.is_before | self.is_itself
-        places_back_BT = (length_B1 - 1 - self.places[:-1]).clamp(min=0).long()
-        values_BTD = torch.unflatten(vectors_BV, 1, self.shape) + F.embedding(places_back_BT, self.positions)
-        tokens_BTD = torch.cat([values_BTD, self.candidate(context_BW).unsqueeze(1)], 1)
+        return encode_by_length(activation_BW, context_BW, self.columns, self.place, self._encoded)
+
+    def _encoded(self, context_BW: Tensor, values_BTD: Tensor, length_B1: Tensor) -> Tensor:
+        places = torch.arange(values_BTD.shape[1] + 1, device=values_BTD.device)
+        places_back_BT = (length_B1 - 1 - places[:-1]).clamp(min=0)
+        values_BTD = values_BTD + F.embedding(places_back_BT, self.positions)
+        # The candidate follows the last value, and no value that is there sees what fills up a row after it.
+        is_candidate_BT1 = (places == length_B1).unsqueeze(2)
+        candidate_B1D = self.candidate(context_BW).unsqueeze(1)
+        tokens_BTD = candidate_B1D.where(is_candidate_BT1, F.pad(values_BTD, (0, 0, 0, 1)))
         for block in self.blocks:
-            tokens_BTD = block(tokens_BTD, sees_BTT)
-        return tokens_BTD[:, -1]
+            tokens_BTD = block(tokens_BTD)
+        last_B1D = length_B1.unsqueeze(2).expand(-1, 1, tokens_BTD.shape[2])
+        encoded_BD: Tensor = tokens_BTD.gather(1, last_B1D).squeeze(1)
+        return encoded_BD
 
 
 def in_heads(tokens_BTD: Tensor, heads: int) -> Tensor:

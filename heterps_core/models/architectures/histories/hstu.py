@@ -7,6 +7,10 @@ between two values is left out: positions are added to the values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,24 +20,67 @@ from heterps_core.models.architectures.histories.history_model import HistoryEnc
 class HSTU(HistoryEncoder):
     """Blocks of pointwise attention."""
 
-    def block(self, dimension: int) -> nn.Module:
+    def block(self, dimension: int, *, most: int) -> nn.Module:
         """Return a block."""
-        return _Block(dimension, self.HEADS)
+        return _Block(dimension, self.HEADS, most)
 
 
 class _Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, most: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.most = heads, most
         self.norm, self.mixed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.projections = nn.Linear(width, 4 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, tokens_BTD: Tensor, sees_BTT: Tensor) -> Tensor:
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return [B, T, D]."""
         gate_BTD, query, key, value = F.silu(self.projections(self.norm(tokens_BTD))).chunk(4, dim=2)
-        query_BHTD, key_BHTD, value_BHTD = (in_heads(each, self.heads) for each in (query, key, value))
-        weights_BHTT = F.silu(query_BHTD @ key_BHTD.transpose(2, 3)) * sees_BTT.unsqueeze(1)
-        mixed_BTD = (weights_BHTT @ value_BHTD).transpose(1, 2).flatten(2) / tokens_BTD.shape[1]
+        heads = [in_heads(each, self.heads).contiguous() for each in (query, key, value)]
+        mixed_BHTD: Tensor = _PointwiseAttention.apply(*heads)  # type: ignore[no-untyped-call]
+        mixed_BTD = mixed_BHTD.transpose(1, 2).flatten(2) / self.most
         left_BTD: Tensor = tokens_BTD + self.output(self.mixed_norm(mixed_BTD) * gate_BTD)
         return left_BTD
+
+
+_BLOCK_WEIGHTS = 1 << 21
+"""Weights that are in memory at the same time."""
+
+
+def _blocks(query_BHTD: Tensor) -> Iterator[slice]:
+    """Yield tokens of which the weights are worked out together."""
+    rows, heads, num_tokens, _ = query_BHTD.shape
+    size = max(_BLOCK_WEIGHTS // max(rows * heads * num_tokens, 1), 64)
+    for first in range(0, num_tokens, size):
+        yield slice(first, min(first + size, num_tokens))
+
+
+class _PointwiseAttention(torch.autograd.Function):
+    """SiLU(q k) v over a token and those before it; weights are worked out again for gradients, block by block."""
+
+    @staticmethod
+    def forward(ctx: Any, query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor) -> Tensor:
+        ctx.save_for_backward(query_BHTD, key_BHTD, value_BHTD)
+        mixed = []
+        for own in _blocks(query_BHTD):
+            key, value = key_BHTD[:, :, : own.stop], value_BHTD[:, :, : own.stop]
+            scores = query_BHTD[:, :, own] @ key.transpose(2, 3)
+            mixed.append(F.silu(scores, inplace=True).tril_(own.start) @ value)
+        return torch.cat(mixed, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (gradient_BHTD,) = gradients
+        query_BHTD, key_BHTD, value_BHTD = ctx.saved_tensors
+        of_query = torch.empty_like(query_BHTD)
+        of_key, of_value = torch.zeros_like(key_BHTD), torch.zeros_like(value_BHTD)
+        for own in _blocks(query_BHTD):
+            query, gradient = query_BHTD[:, :, own], gradient_BHTD[:, :, own]
+            key, value = key_BHTD[:, :, : own.stop], value_BHTD[:, :, : own.stop]
+            scores = query @ key.transpose(2, 3)
+            of_value[:, :, : own.stop] += F.silu(scores).tril_(own.start).transpose(2, 3) @ gradient
+            of_weights = (gradient @ value.transpose(2, 3)).tril_(own.start)
+            of_scores = torch.ops.aten.silu_backward(of_weights, scores)
+            of_query[:, :, own] = of_scores @ key
+            of_key[:, :, : own.stop] += of_scores.transpose(2, 3) @ query
+        return of_query, of_key, of_value

@@ -6,6 +6,7 @@ The paper ranks items by their product with the last value. Here the candidate i
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from heterps_core.models.architectures.histories.history_model import HistoryEncoder, in_heads
@@ -14,7 +15,7 @@ from heterps_core.models.architectures.histories.history_model import HistoryEnc
 class SASRec(HistoryEncoder):
     """Blocks of softmax attention and two fully connected layers."""
 
-    def block(self, dimension: int) -> nn.Module:
+    def block(self, dimension: int, *, most: int) -> nn.Module:
         """Return a block."""
         return _Block(dimension, self.HEADS)
 
@@ -22,7 +23,7 @@ class SASRec(HistoryEncoder):
 class _Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.heads = heads
         self.norm = nn.LayerNorm(width)
         self.projections = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
@@ -30,12 +31,11 @@ class _Block(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
         )
 
-    def forward(self, tokens_BTD: Tensor, sees_BTT: Tensor) -> Tensor:
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
         """Return [B, T, D]."""
         query, key, value = self.projections(self.norm(tokens_BTD)).chunk(3, dim=2)
         query_BHTD, key_BHTD, value_BHTD = (in_heads(each, self.heads) for each in (query, key, value))
-        scores_BHTT = query_BHTD @ key_BHTD.transpose(2, 3) * self.scale
-        shares_BHTT = scores_BHTT.masked_fill(~sees_BTT.unsqueeze(1), float("-inf")).softmax(3)
-        tokens_BTD = tokens_BTD + self.mix((shares_BHTT @ value_BHTD).transpose(1, 2).flatten(2))
+        mixed_BHTD = F.scaled_dot_product_attention(query_BHTD, key_BHTD, value_BHTD, is_causal=True)
+        tokens_BTD = tokens_BTD + self.mix(mixed_BHTD.transpose(1, 2).flatten(2))
         left_BTD: Tensor = tokens_BTD + self.deep(tokens_BTD)
         return left_BTD

@@ -1,0 +1,87 @@
+"""Models over packed sequences give and learn what they do with the same sequences padded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from heterps_core.data.batch import ClickBatch
+from heterps_core.data.features import NO_ID, FeatureSpec
+from heterps_core.embeddings.row_optimizers import RowWiseSGD
+from heterps_core.models.architectures.histories import hstu
+from heterps_core.models.chain import build_chain, run_layers
+
+LENGTHS = (70, 33)
+FEATURES = FeatureSpec(
+    num_dense=2,
+    slot_rows=(50, 60, 70),
+    slot_lengths=(1, *LENGTHS),
+    slot_poolings=("sum", "sequence", "sequence"),
+)
+
+
+def draw_batch(num_rows: int) -> ClickBatch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 50, (num_rows, FEATURES.num_ids), generator=generator)
+    for slot, length in enumerate(LENGTHS, start=1):
+        columns = FEATURES.id_columns[slot]
+        counts = ((length + 1.0) ** torch.rand(num_rows, 1, generator=generator)).long()
+        ids[:, columns.start : columns.stop][torch.arange(length) >= counts] = NO_ID
+    return ClickBatch(
+        dense=torch.randn(num_rows, 2, generator=generator),
+        ids=ids,
+        labels=torch.randint(0, 2, (num_rows,), generator=generator).float(),
+    )
+
+
+def learned(model: str, batch: ClickBatch, *, packs: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return logits, and the gradients of all parameters and rows."""
+    chain = build_chain(model, FEATURES, seed=1)
+    embedding = chain[0]
+    embedding.packs_sequences = packs
+    embedding.attach_table(embedding.new_table("embedding", RowWiseSGD(), seed=1))
+    before = embedding.table.weight_RD.clone()
+    logits = run_layers(chain, batch, None)
+    F.binary_cross_entropy_with_logits(logits.squeeze(1), batch.labels, reduction="sum").backward()
+    embedding.table.apply_gradients(learning_rate=1.0)
+    gradients = [parameter.grad for parameter in chain.parameters()]
+    return logits, [before - embedding.table.weight_RD, *gradients]
+
+
+@pytest.mark.parametrize("model", ["din", "sasrec", "hstu", "ctrdnn"])
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_model_gives_and_learns_the_same_from_packed_and_padded_sequences(model, num_rows):
+    batch = draw_batch(num_rows)
+
+    logits, gradients = learned(model, batch, packs=True)
+    padded_logits, padded_gradients = learned(model, batch, packs=False)
+
+    torch.testing.assert_close(logits, padded_logits, rtol=0, atol=1e-6)
+    for found, expected in zip(gradients, padded_gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("model", ["din", "sasrec", "hstu"])
+def test_a_replica_without_rows_learns_nothing(model):
+    logits, gradients = learned(model, draw_batch(0), packs=True)
+
+    assert logits.shape == (0, 1)
+    assert not any(gradient.any() for gradient in gradients)
+
+
+def test_pointwise_attention_in_blocks_has_the_values_and_gradients_of_its_formula(monkeypatch):
+    monkeypatch.setattr(hstu, "_BLOCK_WEIGHTS", 1)
+    query, key, value = (torch.randn(2, 2, 150, 4, requires_grad=True) for _ in range(3))
+    sees = torch.ones(150, 150).tril()
+    weights = torch.randn(2, 2, 150, 4)
+
+    found = hstu._PointwiseAttention.apply(query, key, value)
+    expected = (F.silu(query @ key.transpose(2, 3)) * sees) @ value
+
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    of_found, of_expected = (
+        torch.autograd.grad((each * weights).sum(), (query, key, value)) for each in (found, expected)
+    )
+    for gradient, of_formula in zip(of_found, of_expected, strict=True):
+        torch.testing.assert_close(gradient, of_formula, rtol=1e-4, atol=1e-4)
