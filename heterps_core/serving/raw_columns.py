@@ -82,8 +82,8 @@ def model_input(
     if is_joined:
         assert events is not None
         key, time = schema.pointer_columns
-        keys = _arrow(columns[key], lambda value: _as_text(key, value))
-        texts += events().lists(keys, _as_given(columns[time]) if time in columns else None, path=SOURCE)
+        times = _times(time, columns[time]) if time in columns else None
+        texts += events().lists(_texts(key, columns[key], schema), times, path=SOURCE)
     return dense_input(raw_ND, schema.numeric_columns, transform), ids_of_texts(texts, features)
 
 
@@ -210,9 +210,16 @@ def _arrow(values: Sequence[Any], as_texts: Callable[[Any], object]) -> pa.Array
     return array.cast(pa.string()) if pa.types.is_large_string(array.type) else array
 
 
-def _as_given(times: Sequence[Any]) -> pa.Array:
+def _times(name: str, values: Sequence[Any]) -> pa.Array:
     """Return a column of times as one Arrow array, with their time zone."""
-    array = times if isinstance(times, pa.Array | pa.ChunkedArray) else pa.array(times, from_pandas=True)
+    try:
+        array = (
+            values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, from_pandas=True)
+        )
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise DataError(
+            SOURCE, f"column {name} must hold times of one type, got several; write all alike"
+        ) from error
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 

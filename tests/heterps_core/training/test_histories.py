@@ -104,6 +104,15 @@ def test_a_request_without_a_time_sees_the_newest_events(trained):
     np.testing.assert_array_equal(by_pointer.predict(with_gap), expected)
 
 
+@pytest.mark.parametrize("times", [["1", 2], ["soon", "late"], [b"1", b"2"], [[1], [2]]])
+def test_times_that_cannot_be_compared_are_an_error_of_the_request(trained, times):
+    _, by_pointer = trained["predictors"]
+
+    with pytest.raises(DataError, match="column seen_at must hold") as caught:
+        by_pointer.predict({"user": [3, 99], "item": [1, 1], "seen_at": times})
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_is_predicted_by_its_keys_and_times(trained, tmp_path):
     in_lists, by_pointer = trained["predictors"]
     rows = write(ROWS.drop_columns(["click"]), tmp_path / "rows.parquet")
