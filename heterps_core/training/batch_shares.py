@@ -1,8 +1,8 @@
 """Shares of each batch that follow the replicas' speeds, measured while they train.
 
 All replicas of a stage wait for the slowest one at the end of a step, so each should have as many rows as it works on
-in the same time. The seconds of a step in which a replica waits for no other worker are measured; between two steps
-at a checkpoint, where no row is under way, all workers exchange them and compute the same shares. A replica's other
+in the same time. The seconds of a step in which a replica waits for no other worker are measured; between two steps,
+where no row is under way, all workers exchange them and compute the same shares. A replica's other
 work, such as the update of the rows of tables that it owns, counts as if it grew with its rows: the next shares
 correct what that errs. Owners of rows stay, as their work can be made up for by rows of batches.
 """
@@ -24,8 +24,20 @@ LEAST_GAIN = 1.05
 _FEWEST_STEPS = 20
 """Fewer do not say how fast a replica is."""
 
+_FIRST_STEP = 32
+"""The first comparison comes after it, and then after twice as many steps each."""
+
 _SLOWER = 1.25
 """Seconds of a step over those before, from which on the machines are not what they were."""
+
+
+class StepSeconds(NamedTuple):
+    """Mean seconds of a worker's steps since the last comparison; None where they are not known."""
+
+    own_s: float | None = None
+    """Without waits for others."""
+
+    whole_s: float | None = None
 
 
 class OwnWork:
@@ -61,36 +73,45 @@ class OwnWork:
         yield
         self._waiting_s += time.perf_counter() - started_s
 
-    def per_step(self) -> tuple[float, float] | tuple[None, None]:
-        """Return the mean seconds without and with waits since the beginning, or None where steps are too few."""
+    def take(self) -> StepSeconds:
+        """Return the means since the last call, or nothing where the steps are too few, which count on."""
         if self._num_steps < _FEWEST_STEPS:
-            return None, None
-        return self._own_s / self._num_steps, self._whole_s / self._num_steps
-
-
-class StepSeconds(NamedTuple):
-    """What a worker measured since the last change of shares; None for what is not known."""
-
-    machine: str | None
-    own_s: float | None
-    """Of a step, without waits for others."""
-
-    whole_s: float | None
+            return StepSeconds()
+        found = StepSeconds(self._own_s / self._num_steps, self._whole_s / self._num_steps)
+        self.begin_again()
+        return found
 
 
 class MeasuredShares:
-    """Chooses the shares of all stages from the steps of all workers; alike on each of them.
+    """Chooses the shares of stages on several machines from the steps of all workers; alike on each of them.
 
     A change after which steps take longer is taken back: a replica with a quota of processor time is as fast as the
     others until it has as many rows. Then shares stay until steps take `_SLOWER` times as long.
+
+    Args:
+        layout: Ranks of all stages.
+        machines: By rank, the name of the machine or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layout: RankLayout, machines: Sequence[str | None]) -> None:
+        self._stages = {
+            stage
+            for stage, ranks in enumerate(layout.ranks)
+            if len(ranks) > 1 and len({machines[rank] for rank in ranks}) > 1
+        }
         self._before: dict[int, tuple[tuple[int, ...], float]] = {}
         """By stage the shares before the last change, and the seconds of a step with them."""
 
         self._settled_s: dict[int, float] = {}
         """By stage, where a change was taken back, the seconds of a step without it."""
+
+    def are_compared_after(self, step: int, *, is_drained: bool) -> bool:
+        """Tell whether all workers compare their steps after a step (from 1); early, and then less and less often.
+
+        Args:
+            is_drained: No row is under way, so that it costs nothing.
+        """
+        return bool(self._stages) and (is_drained or (step >= _FIRST_STEP and step.bit_count() == 1))
 
     def following(
         self, layout: RankLayout, measured: Sequence[StepSeconds], *, num_rows: int
@@ -98,8 +119,7 @@ class MeasuredShares:
         """Return the shares of all stages, those that are in use where others would gain too little.
 
         Args:
-            measured: By rank. A stage of a replica with something unknown, and one on a single machine, keeps its
-                shares.
+            measured: By rank. A stage of a replica that is not known keeps its shares.
             num_rows: Of a micro-batch, at least one for each replica.
         """
         return tuple(
@@ -113,7 +133,7 @@ class MeasuredShares:
         own_s = [each.own_s for each in measured if each.own_s is not None]
         step_s = max((each.whole_s or 0.0 for each in measured), default=0.0)
         is_settled = step_s < _SLOWER * self._settled_s.get(stage, 0.0)
-        if len(own_s) < len(shares) or len({each.machine for each in measured}) == 1 or is_settled:
+        if stage not in self._stages or len(own_s) < len(shares) or is_settled:
             return shares
         before, before_s = self._before.pop(stage, (shares, step_s))
         if step_s > before_s:

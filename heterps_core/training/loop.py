@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.replica_batches import BatchFeed, ReplicaBatches
 from heterps_core.training.step_metrics import MetricWriter, StepMetrics
 from heterps_core.training.stop_question import StopQuestion
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import SHARES, RunDirectory
 from heterps_core.transport.json_messages import gather_json
 from heterps_core.transport.token_connections import machine_name
 
@@ -119,8 +119,6 @@ class TrainingLoop:
     _trained: deque[TrainingCursor] = field(default_factory=deque, init=False)
     """Batches that are trained, and whose update is still to come."""
 
-    _measured_shares: MeasuredShares = field(default_factory=MeasuredShares, init=False)
-
     @classmethod
     def of(
         cls,
@@ -162,6 +160,8 @@ class TrainingLoop:
         started_s = time.monotonic()
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_steps(batches_per_epoch)
+        has_replicas = any(len(ranks) > 1 for ranks in self.place.layout.ranks)
+        measured = MeasuredShares(self.place.layout, gather_json(machine_name()) if has_replicas else [])
         with ExitStack() as stack:
             reading = stack.enter_context(_Reading(self, cursor))
             stop = stack.enter_context(StopQuestion(self.run, first_step=cursor.step + 1))
@@ -174,8 +174,9 @@ class TrainingLoop:
                 is_last = is_stopping or coming is None
                 is_saved = is_last or cursor.step % self.config.checkpoint_interval_steps == 0
                 is_saved = is_saved and self.checkpoints is not None
+                is_compared = not is_last and measured.are_compared_after(cursor.step, is_drained=is_saved)
                 # A checkpoint holds the parameters after a batch, so none may be under way.
-                following = [] if is_last or is_saved or coming is None else coming[1]
+                following = [] if is_last or is_saved or is_compared or coming is None else coming[1]
                 self.take_step(
                     at, microbatches, following=following, num_steps=num_steps, started_s=started_s
                 )
@@ -187,7 +188,7 @@ class TrainingLoop:
                         self._save(self.checkpoints, cursor, is_last=is_last)
                 if is_stopping:
                     break
-                if is_saved and coming is not None and self._take_measured_shares():
+                if is_compared and self._take_shares(measured):
                     reading.close()
                     self.batches.follow_shares()
                     reading = stack.enter_context(_Reading(self, cursor, waited_s=reading.waited_s))
@@ -220,23 +221,25 @@ class TrainingLoop:
             self.metrics.flush("training")
         checkpoints.save(cursor, is_last=is_last)
 
-    def _take_measured_shares(self) -> bool:
+    def _take_shares(self, measured: MeasuredShares) -> bool:
         """Let shares follow the speeds of replicas; tells whether this worker's batches change.
 
         A stage on cards, whose work runs beside its processes, and one with rows on disk, which are read long before
         their batches, keep the shares that they have.
         """
         layout, stage = self.place.layout, self.place.stage
-        if all(len(ranks) == 1 for ranks in layout.ranks):
-            return False
-        is_measured = self.model.device == CPU and not self.model.swept_tables
-        own = machine_name(), *(self.runner.own_work.per_step() if is_measured else (None, None))
-        measured = [StepSeconds(*each) for each in gather_json(own)]
-        shares = self._measured_shares.following(layout, measured, num_rows=self.config.microbatch_size)
+        own = self.runner.own_work.take()
+        if self.model.device != CPU or self.model.swept_tables:
+            own = StepSeconds()
+        of_all = [StepSeconds(*each) for each in gather_json(own)]
+        shares = measured.following(layout, of_all, num_rows=self.config.microbatch_size)
         before = tuple(map(layout.shares_of, range(layout.num_stages)))
         if shares == before:
             return False
         logger.info("shares of batches %s after %s", shares, before)
+        if self.metrics is not None:
+            with suppress(OSError):
+                self.run.write_json(SHARES, shares)
         self.runner.take_shares(shares)
         return shares[stage] != before[stage]
 

@@ -31,11 +31,12 @@ from heterps_core.training.storage.run_directory import (
     FAILURES,
     JOB,
     RESULT,
+    SHARES,
     STOP,
     USAGE,
     RunDirectory,
 )
-from heterps_core.training.storage.verified_files import write_signed_json
+from heterps_core.training.storage.verified_files import read_signed_json, write_signed_json
 from heterps_core.training.training_run import read_training_run
 
 POLL_INTERVAL_S = 0.25
@@ -68,7 +69,7 @@ def submit_job(run: RunDirectory, job: TrainingJob, *, start_folder: Path | None
     Args:
         start_folder: The exported model that the job begins with; not needed where the run has begun with it before.
     """
-    for key in (CLUSTER, RESULT, STOP):
+    for key in (CLUSTER, RESULT, STOP, SHARES):
         run.delete_file(key)
     for node in run.names("nodes"):
         for name in run.names(f"{NODES}/{node}"):
@@ -94,7 +95,23 @@ def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
         # A result or a stop of the generation before says nothing of this one.
         for key in (RESULT, STOP):
             run.delete_file(key)
+        _keep_shares(run)
     write_signed_json(run, CLUSTER, cluster.to_json())
+
+
+def _keep_shares(run: RunDirectory) -> None:
+    """Let the next generation begin with the shares of batches that the one before has measured last.
+
+    With other numbers of replicas it measures again.
+    """
+    shares = run.read_json(SHARES)
+    if shares is None:
+        return
+    job = TrainingJob.from_json(read_signed_json(run, JOB))
+    if [len(of_stage) for of_stage in shares] == list(job.replicas_per_stage):
+        stages = zip(job.stages, shares, strict=True)
+        kept = tuple(replace(stage, shares=tuple(of_stage)) for stage, of_stage in stages)
+        write_signed_json(run, JOB, replace(job, stages=kept).to_json())
 
 
 def follow_training(

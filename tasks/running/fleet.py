@@ -13,7 +13,6 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import Market
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.node.node_life import HEARTBEAT, LEAVING, node_key
 from heterps_core.training.outcome import MachinesLost
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -100,24 +99,14 @@ class Fleet:
         if all(node.market is Market.SPOT for node in kept):
             raise ProvisioningError("workers must meet at a machine on-demand, but all that stay are on spot")
         plan, *fallback_plans = [plan.only([node.node_id for node in kept]) for plan in self.plans]
-        stages = tuple(
-            replace(stage, num_replicas=count, shares=stage.shares and self._shares_of(number, stage, kept))
-            for number, (stage, count) in enumerate(
-                zip(self.bought.launch_stages, plan.replicas, strict=True)
-            )
-        )
+        stages = zip(self.bought.launch_stages, plan.replicas, strict=True)
         bought = replace(
             self.bought,
             launch_plan=plan,
             fallback_plans=tuple(fallback_plans),
-            launch_stages=stages,
+            launch_stages=tuple(replace(stage, num_replicas=count) for stage, count in stages),
         )
         return Fleet(replace(self.cluster, nodes=kept), bought)
-
-    def _shares_of(self, number: int, stage: Stage, nodes: Sequence[Node]) -> tuple[int, ...]:
-        """Return the shares of a stage that its replicas on some machines have."""
-        own = [node for node in nodes if node.stage == number]
-        return tuple(stage.shares[replica] for node in own for replica in self.cluster.replicas_of(node))
 
 
 def _is_plan_of(plan: ProvisioningPlan, nodes: Sequence[Node]) -> bool:

@@ -308,7 +308,7 @@ def train_unequal_replica(rank: int, folder: str, seed: int) -> dict[str, float]
     for way, of_way in (("equal", parts[:1]), ("measured", parts[SETTLED_PARTS:])):
         seconds = sum(part[-1] - part[0] for part in of_way)
         speeds[way] = sum(len(part) - 1 for part in of_way) * BATCH_SIZE / seconds
-    print(f"rank {rank}: shares {together.runner.place.layout.shares}, {together.runner.own_work.per_step()}")
+    print(f"rank {rank}: shares {together.runner.place.layout.shares}")
     return speeds
 
 

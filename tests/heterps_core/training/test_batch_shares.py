@@ -20,7 +20,7 @@ from heterps_core.training.evaluation import predict_held_out
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
-from heterps_core.training.storage.run_directory import RunDirectory
+from heterps_core.training.storage.run_directory import SHARES, RunDirectory
 from heterps_core.transport.rank_layout import RankLayout
 from tests.heterps_core.training.worker_parts import predicted_rows, training_loop_of
 from tests.worker_processes import run_in_processes
@@ -65,23 +65,30 @@ def following(control, shares, *measured):
 
 
 def test_only_stages_over_several_machines_that_are_known_change():
-    def found(*measured):
-        return following(MeasuredShares(), (1, 1), *measured)
+    measured, unknown = [(0.1, 0.3), (0.3, 0.3), (0.5, 0.5)], [(0.1, 0.3), (), (0.5, 0.5)]
 
-    assert found(("a", 0.1, 0.3), ("b", 0.3, 0.3), ("a", 0.5, 0.5)) == ((48, 16), (1,))
-    assert found(("a", 0.1, 0.3), ("a", 0.3, 0.3), ("b", 0.5, 0.5)) == ((1, 1), (1,))
-    assert found(("a", 0.1, 0.3), ("b", None, None), ("a", 0.5, 0.5)) == ((1, 1), (1,))
+    assert following(MeasuredShares(LAYOUT, "aba"), (1, 1), *measured) == ((48, 16), (1,))
+    assert following(MeasuredShares(LAYOUT, "aab"), (1, 1), *measured) == ((1, 1), (1,))
+    assert following(MeasuredShares(LAYOUT, "aba"), (1, 1), *unknown) == ((1, 1), (1,))
+
+
+def test_steps_are_compared_early_then_rarely_and_on_one_machine_never():
+    apart, together = MeasuredShares(LAYOUT, "aba"), MeasuredShares(LAYOUT, "aab")
+
+    steps = [step for step in range(1, 1000) if apart.are_compared_after(step, is_drained=False)]
+    assert steps == [32, 64, 128, 256, 512]
+    assert apart.are_compared_after(7, is_drained=True)
+    assert not any(together.are_compared_after(step, is_drained=True) for step in range(100))
 
 
 def test_a_replica_with_a_quota_of_processor_time_settles_where_it_has_its_part():
     """It has a third of a core, in bursts: it is slower only where its rows need more than a third of each step."""
-    control, shares, step_s, seen = MeasuredShares(), (1, 1), 0.0, []
+    control, shares, seen = MeasuredShares(LAYOUT, "aba"), (1, 1), []
     for _ in range(8):
-        rows = np.array(shares) / sum(shares)
-        fast_s, slow_s = rows
+        fast_s, slow_s = np.array(shares) / sum(shares)
         step_s = max(fast_s, 3 * slow_s)
-        own = ("a", fast_s, step_s), ("b", step_s if 3 * slow_s >= fast_s * 1.001 else slow_s, step_s)
-        shares, _ = following(control, shares, *own, ("a", 0.1, step_s))
+        slow = (step_s if 3 * slow_s >= fast_s * 1.001 else slow_s, step_s)
+        shares, _ = following(control, shares, (fast_s, step_s), slow, (0.1, step_s))
         seen.append(shares)
 
     assert seen[0] == (48, 16)
@@ -90,12 +97,10 @@ def test_a_replica_with_a_quota_of_processor_time_settles_where_it_has_its_part(
 
 
 def test_shares_that_settled_change_again_once_steps_take_much_longer():
-    control = MeasuredShares()
-    machines = ("a", "b")
+    control = MeasuredShares(LAYOUT, "aba")
 
     def shares_after(shares, own_s, step_s):
-        measured = [(machine, own, step_s) for machine, own in zip(machines, own_s, strict=True)]
-        return following(control, shares, *measured, ("a", 0.1, step_s))[0]
+        return following(control, shares, *((own, step_s) for own in own_s), (0.1, step_s))[0]
 
     assert shares_after((1, 1), (0.1, 0.3), 0.3) == (48, 16)
     assert shares_after((48, 16), (0.4, 0.4), 0.4) == (1, 1)
@@ -108,13 +113,14 @@ def test_waits_and_the_first_step_are_no_work():
     work = OwnWork(lambda: waited_s)
     with work.step(), work.waiting():
         waited_s -= 1e6
-    assert work.per_step() == (None, None)
+    assert work.take() == (None, None)
     for _ in range(20):
         with work.step():
             waited_s -= 3.0
-    own_s, whole_s = work.per_step()
+    own_s, whole_s = work.take()
     assert own_s == pytest.approx(3.0 + whole_s)
     assert whole_s < 0.1
+    assert work.take() == (None, None)
 
 
 MODEL = "deepfm(hidden_widths=32-16, embedding_dim=4, dropout=0.5)"
@@ -131,7 +137,7 @@ def make_job(dataset: Any, stages: tuple[Stage, ...]) -> TrainingJob:
         embedding_optimizer="sgd",
         dense_learning_rate=0.1,
         embedding_learning_rate=1.0,
-        checkpoint_interval_steps=24,
+        checkpoint_interval_steps=50,
     )
     return TrainingJob(run_id="r", model=MODEL, dataset=str(dataset.directory), stages=stages, config=config)
 
@@ -177,7 +183,8 @@ def test_a_replica_that_proves_slower_gets_fewer_rows_and_all_learn_what_one_pro
 
     shares = {part["shares"] for part in parts["cut"]}
     assert len(shares) == 1
-    (fast, slow), _, (_, _) = shares.pop()
+    (fast, slow), _, (_, _) = of_all = shares.pop()
+    assert [tuple(each) for each in RunDirectory(str(tmp_path / "cut")).read_json(SHARES)] == list(of_all)
     assert 2 * slow < fast
     logits = {
         name: [

@@ -8,10 +8,13 @@ import pytest
 
 from heterps_core.cluster import Cluster, Node
 from heterps_core.hardware import Market
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training import monitor
+from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.node.node_life import HEARTBEAT, node_key
 from heterps_core.training.outcome import Complete, MachinesLost
-from heterps_core.training.storage.run_directory import RESULT, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RESULT, SHARES, RunDirectory
+from heterps_core.training.storage.verified_files import read_signed_json
 
 CLUSTER = Cluster(
     run_id="test",
@@ -115,3 +118,25 @@ def test_a_node_that_falls_silent_after_the_result_is_not_missed(run):
     run.write_json(RESULT, {"is_complete": True, "judgements": {}})
 
     assert isinstance(follow(run), Complete)
+
+
+@pytest.mark.parametrize("shares", [[[48, 16], [64]], [[32, 16, 16], [64]], None])
+def test_workers_that_start_again_begin_with_the_last_shares_if_they_are_as_many(shares, tmp_path):
+    run = RunDirectory(str(tmp_path))
+    job = TrainingJob(
+        run_id="test",
+        model="ctrdnn",
+        dataset="/data",
+        stages=(Stage(0, 0, "cpu", 2), Stage(1, 7, "cpu", 1)),
+        config=TrainingConfig(batch_size=64, num_microbatches=1, num_epochs=1, seed=0),
+    )
+    monitor.submit_job(run, job)
+    if shares is not None:
+        run.write_json(SHARES, shares)
+
+    monitor.publish_cluster(run, CLUSTER.next_generation())
+
+    found = TrainingJob.from_json(read_signed_json(run, JOB))
+    assert found.shares == (((48, 16), (64,)) if shares == [[48, 16], [64]] else ((1, 1), (1,)))
+    monitor.submit_job(run, job)
+    assert run.read_json(SHARES) is None

@@ -1,7 +1,6 @@
 """When a fleet loses a machine, the others stay as they are, and another takes its place."""
 
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import psutil
@@ -144,12 +143,3 @@ def test_a_fleet_that_shrank_can_lose_and_replace_another_machine(workspace, pro
         assert [node.node_id for node in following.cluster.nodes] == ["stage0-node1", "stage1-node0"]
         assert following.cluster.generation == 2
         assert set(pids_by_machine(provider)) == {("r1.2", "stage0-node1"), ("r1", "stage1-node0")}
-
-
-def test_replicas_that_stay_keep_their_shares(fleet):
-    stages = (Stage(0, 1, "cpu-c7i", 2, (3, 1)), Stage(2, 3, "cpu-c7i", 1))
-
-    smaller = Fleet(fleet.cluster, replace(BOUGHT, launch_stages=stages)).without(["stage0-node0"])
-
-    assert smaller.bought.launch_stages[0] == Stage(0, 1, "cpu-c7i", 1, (1,))
-    assert smaller.bought.launch_stages[1] == stages[1]
