@@ -10,13 +10,11 @@ from flows import parameters
 from flows.parameter_model import REMOVED
 from flows.service.schedule import nightly_timezone
 from heterps_core.data.reading.days import parse_day
-from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
 from heterps_core.planning.search.measured_search import MEASURED_METHODS
-from heterps_core.training.job import TELL, TRAIN
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider, provider_of
 from infra.providers.base import REGION
@@ -103,12 +101,6 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
         if rented_from.live_prices is None or region in catalogue.regions():
             wanted = in_markets(device_types, markets)
             check_offers(wanted, catalogue=catalogue, region=region, is_each_sold=is_each_sold)
-    if asked.late_rows == TRAIN and TablePath.parse(asked.data) is not None:
-        raise ConfigurationError(
-            f"late_rows must be {TELL} where the data is a table, got {TRAIN}: compaction moves old rows "
-            f"to new files, so new files of a day do not show which rows are late; train that day once more by "
-            f"day=DAY again=True"
-        )
     asked.source.check(asked.day)
 
 

@@ -8,17 +8,24 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.distinct_values import outgrown_tables
-from heterps_core.data.manifest import MANIFEST_NAME, SourceFile, describe_source, folder_of, read_manifest
+from heterps_core.data.manifest import (
+    MANIFEST_NAME,
+    DatasetManifest,
+    SourceFile,
+    describe_source,
+    folder_of,
+    read_manifest,
+)
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.proposal.day_check import check_day
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.days import Night, parse_day, partitions_of
+from heterps_core.data.reading.days import Night, parse_day, partitions_of, table_changes
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.source_files import files_of_day
 from heterps_core.data.reading.tables.table_path import TablePath
@@ -124,9 +131,7 @@ def prepare_data(
             description=f"{source.data} ({schema.name} format)",
             best_reachable=None,
         )
-    # A table lists rewritten rows under new names: they are not late.
-    if not isinstance(path, TablePath):
-        night = _with_late_files(workspace, path, night, name=name, late_rows=late_rows)
+    night = _with_late_files(workspace, path, night, name=name, late_rows=late_rows)
     with naming_day(night):
         night = replace(
             night,
@@ -145,6 +150,7 @@ def prepare_data(
             eval_source=night.eval_files,
             numeric_transform=start.numeric_transform,
             text_rule=start.text_rule,
+            snapshot=path.snapshot_id if isinstance(path, TablePath) else None,
             out_dir=workspace.data_directory / f"{name}-{night.day}-{way}",
         )
     _forget_old_nights(workspace, name, keep=Path(dataset.directory))
@@ -198,29 +204,36 @@ def _check_last_day(night: Night, schema: DataSchema, data_checks: str) -> None:
 
 
 def _with_late_files(
-    workspace: Workspace, source: SourcePath, night: Night, *, name: str, late_rows: str
+    workspace: Workspace, source: SourcePath | TablePath, night: Night, *, name: str, late_rows: str
 ) -> Night:
     """Tell of files that days trained on before have got since; returns a night that trains them, where it shall.
 
     Known is what the prepared nights before it have read: those of a day itself, and of the day after it.
     """
-    trained = set()
+    trained: dict[date, DatasetManifest] = {}
     known: dict[str, SourceFile] = {}
     # In the order of days, which the names end with.
     for path in sorted(workspace.data_directory.glob(f"{name}-*")):
         found = _NIGHT_FOLDER.search(path.name)
         manifest = read_manifest(folder_of(path))
         if found is not None and manifest is not None and parse_day(found[1]) < night.day:
-            trained.add(parse_day(found[1]))
+            trained[parse_day(found[1])] = manifest
             known |= {file.path: file for source in manifest.sources for file in inputs_of(source)}
-    partitions = partitions_of(source)
+    partitions = {} if isinstance(source, TablePath) else partitions_of(source)
     late: list[SourcePath] = []
-    for day in sorted(partitions.keys() & trained):
-        files = files_of_day(partitions[day])
-        new = [file for file in files if str(file) not in known]
-        changed = [
-            file for file in files if file not in new and not describe_source(file).is_same(known[str(file)])
-        ]
+    for day, manifest in trained.items():
+        new: Sequence[SourcePath]
+        changed: Sequence[SourcePath | TablePath]
+        if isinstance(source, TablePath):
+            new, changed = _changes_of_table(source, manifest, day)
+        else:
+            new = files_of_day(partitions[day]) if day in partitions else ()
+            changed = [
+                file
+                for file in new
+                if str(file) in known and not describe_source(file).is_same(known[str(file)])
+            ]
+        new = [file for file in new if str(file) not in known]
         with_night = "trained" if late_rows == TRAIN else "late_rows=train trains it"
         for some, what, way_out in (
             (new, "come", f"{with_night} with {night.day}"),
@@ -230,7 +243,22 @@ def _with_late_files(
                 others = f" and {len(some) - 1} more files" if len(some) > 1 else ""
                 log_step("late rows", f"{some[0]}{others}: {what} since {day} was trained on; {way_out}")
         late += new
-    return replace(night, train_files=(*late, *night.train_files)) if late_rows == TRAIN else night
+    files = night.train_files
+    return replace(night, train_files=type(files)((*late, *files))) if late_rows == TRAIN else night
+
+
+def _changes_of_table(
+    table: TablePath, manifest: DatasetManifest, day: date
+) -> tuple[Sequence[SourcePath], Sequence[TablePath]]:
+    """Return the files with new rows that a day has got since it was trained, and the table if rows were changed."""
+    if manifest.snapshot is None:
+        return (), ()
+    try:
+        added, changed = table_changes(table, manifest.snapshot)
+    except DataError as error:
+        log_step("late rows", f"which rows have come since {day} was trained on is not known: {error}")
+        return (), ()
+    return added.get(day, ()), [table] * (day in changed)
 
 
 def _forget_old_nights(workspace: Workspace, name: str, *, keep: Path) -> None:

@@ -71,6 +71,9 @@ class PreparationRequest:
     events: tuple[SourceFile, ...] = ()
     """Files of the schema's history."""
 
+    snapshot: str | None = None
+    """Of the table that the sources are listed by; not part of what the rows are."""
+
     @property
     def fingerprint(self) -> str:
         """Hash of the request."""
@@ -121,6 +124,9 @@ class DatasetManifest(JsonDocument):
 
     num_sampled_clicks: int = 0
     columns: tuple[ColumnValues, ...] = ()
+    snapshot: str | None = None
+    """Of the table that the sources were listed by."""
+
     file_groups: tuple[int, ...]
     sources: tuple[SourceFile, ...]
     bucket_files: tuple[int, ...] = ()

@@ -65,6 +65,7 @@ def prepare_dataset(
     eval_source: Source | None = None,
     numeric_transform: NumericTransform | None = None,
     text_rule: int = TEXT_RULE,
+    snapshot: str | None = None,
     out_dir: Path | str,
 ) -> PreparedDataset:
     """Make a prepared dataset of a table of clicks, or reuse the one that is there.
@@ -88,6 +89,7 @@ def prepare_dataset(
         eval_source: Rows to hold out, later than all of `source`, which is trained on then as a whole.
         numeric_transform: Of the model that is to go on with these rows; by default fitted on those to train on.
         text_rule: Of that model, see `FeatureSpec`.
+        snapshot: Of the table that lists the files, to be kept with the rows.
         out_dir: Folder of the prepared dataset; its parent is made if it is not there.
 
     Raises:
@@ -100,6 +102,7 @@ def prepare_dataset(
         eval_fraction=eval_fraction,
         numeric_transform=numeric_transform,
         text_rule=text_rule,
+        snapshot=snapshot,
     )
     _check_parameters(request)
     out_dir = Path(out_dir).absolute()
@@ -192,6 +195,7 @@ def _prepare_rows(
         eval_fraction=num_eval_rows / num_rows if request.num_eval_sources else request.eval_fraction,
         num_train_rows=num_rows - num_eval_rows,
         num_eval_rows=num_eval_rows,
+        snapshot=request.snapshot,
         file_groups=tuple(map(len, sizes)),
         sources=request.sources,
         bucket_files=tuple(number for number, each in enumerate(taken) if each.is_in_bucket),

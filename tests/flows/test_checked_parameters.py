@@ -83,7 +83,6 @@ TRAINING = [
     ({"data": "FILE:wrong_days"}, "must name the days of its folders as day=2026-11-21, got day=2026-13-40"),
     ({"data": "FILE:people.csv", "snapshot": "1"}, "snapshot 1 can be chosen only of a table"),
     ({"snapshot": "1"}, "but the data is the synthetic stream"),
-    ({"data": "delta:///t", "late_rows": "train"}, "late_rows must be tell where the data is a table"),
     ({"schema_file": "FILE:people.json"}, "there is no data beside"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:none.json"}, "cannot read the data schema"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "header must name the columns twon"),

@@ -1,10 +1,12 @@
 import gzip
 import shutil
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import boto3
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
@@ -176,6 +178,47 @@ def test_a_late_file_is_trained_once_and_one_that_was_changed_is_reported(days, 
         "changed since 2026-11-02 was trained on; day=2026-11-02 again=True trains that day once"
         in caplog.text
     )
+
+
+def test_late_rows_of_a_table_are_trained_and_those_that_only_moved_are_not(tmp_path, caplog):
+    deltalake = pytest.importorskip("deltalake")
+    place, workspace = str(tmp_path / "clicks"), Workspace(root=tmp_path / "home").create()
+    schema = tmp_path / "schema.json"
+    schema.write_text(
+        '{"schema_version": 1, "name": "t", "label_column": "click", "categorical_columns": ["town"]}'
+    )
+
+    def append(day, num_rows):
+        rows = {
+            "click": [0, 1] * num_rows,
+            "town": ["Ulm", "Bonn"] * num_rows,
+            "day": [f"2026-11-0{day}"] * 2 * num_rows,
+        }
+        deltalake.write_deltalake(place, pa.table(rows), mode="append", partition_by=["day"])
+
+    def night(day, **options):
+        source = ClickSource(data=f"delta://{place}", schema_file=str(schema))
+        source = replace(source, snapshot=source.table.snapshot_id)
+        return prepare_data.fn(workspace, source, night=source.night(f"2026-11-0{day}"), **options).open()
+
+    for day in (1, 1, 2, 3, 4):
+        append(day, 10)
+    assert night(1).num_train_rows == 40
+    append(1, 3)
+    deltalake.DeltaTable(place).optimize.compact()
+    append(2, 5)
+
+    assert night(2).num_train_rows == 30
+    assert "come since 2026-11-01 was trained on; late_rows=train trains it with 2026-11-02" in caplog.text
+    assert night(2, late_rows="train").num_train_rows == 36
+    caplog.clear()
+    deltalake.DeltaTable(place).delete("day = '2026-11-02' and town = 'Ulm'")
+
+    assert night(3, late_rows="train").num_train_rows == 20
+    assert (
+        f"delta://{place}: changed since 2026-11-02 was trained on; day=2026-11-02 again=True" in caplog.text
+    )
+    assert "come since" not in caplog.text
 
 
 def test_files_of_a_night_that_another_version_prepared_are_not_taken_for_late_ones(days, tmp_path, caplog):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from glob import has_magic
@@ -26,7 +26,7 @@ from heterps_core.data.reading.source_files import (
     named_parts,
     partitions_in,
 )
-from heterps_core.data.reading.tables.listing import days_of_table
+from heterps_core.data.reading.tables.listing import changes_by_day, days_of_table
 from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.errors import ConfigurationError, DataError
 
@@ -135,6 +135,13 @@ def partitions_of(source: str | SourcePath | TablePath) -> dict[date, tuple[Sour
                 path, f"must name a day in one way, but {day} is {both}; leave one out by a pattern"
             )
     return {day: tuple(days[day]) for day in sorted(days)}
+
+
+def table_changes(
+    table: TablePath, snapshot_id: str
+) -> tuple[dict[date, list[SourcePath]], Collection[date]]:
+    """Return what has happened to the days of a table since a snapshot; see `changes_by_day`."""
+    return changes_by_day(table, snapshot_id, lambda partition: _day_of(partition, 0))
 
 
 def find_night(source: str | SourcePath | TablePath, day: date | None) -> Night | None:

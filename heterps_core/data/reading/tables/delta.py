@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TablePath
+from heterps_core.data.reading.bucket_path import source_path
+from heterps_core.data.reading.parquet_reader import open_parquet
+from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import DataError
 
 
@@ -49,6 +52,32 @@ def list_table(table: TablePath) -> Snapshot:
         ),
         columns=tuple((field.name, str(field.type.type)) for field in opened.schema().fields),
     )
+
+
+def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
+    """Return the commits between a version and that of the table, by its log.
+
+    Raises:
+        OSError: The log does not reach back so far.
+    """
+    commits = []
+    for version in range(int(snapshot_id) + 1, int(str(table.snapshot_id)) + 1):
+        with open_parquet(source_path(f"{table.place}/_delta_log/{version:020d}.json")) as log:
+            actions = [json.loads(line) for line in log.read().splitlines()]
+        added, removed = (
+            tuple(
+                TableFile(
+                    uri=_uri(table.place, unquote(action[kind]["path"])),
+                    partition=tuple((action[kind].get("partitionValues") or {}).items()),
+                    first_values={},
+                )
+                for action in actions
+                if kind in action and action[kind]["dataChange"]
+            )
+            for kind in ("add", "remove")
+        )
+        commits.append(Commit((), added + removed) if removed else Commit(added, ()))
+    return commits
 
 
 def _uri(root: str, path: str) -> str:

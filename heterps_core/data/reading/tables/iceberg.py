@@ -7,9 +7,12 @@ from typing import Any
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile, ManifestEntryStatus
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Operation, ancestors_of
 
-from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TablePath
+from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import DataError
 
 
@@ -42,19 +45,51 @@ def list_table(table: TablePath) -> Snapshot:
                 f"map('delete-file-threshold', '1'))",
             )
         file = task.file
-        values: Any = file.partition
-        partition = tuple(
-            (field.name, field.transform.to_human_string(schema.find_type(field.source_id), value))
-            for field, value in zip(specs[file.spec_id].fields, values, strict=True)
-        )
-        files.append(
-            # Its paths are not quoted, as those of a URI are.
-            TableFile(
-                file.file_path.removeprefix("file://"), partition, _first_values(schema, file.lower_bounds)
-            )
-        )
+        files.append(_table_file(file, schema, specs[file.spec_id]))
     columns = tuple((field.name, str(field.field_type)) for field in schema.fields)
     return Snapshot(id=str(snapshot.snapshot_id), files=tuple(files), columns=columns)
+
+
+def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
+    """Return the commits between a snapshot and that of the table.
+
+    Raises:
+        DataError: The snapshot has expired, or the table does not descend from it.
+    """
+    catalog, _, name = table.place.partition("/")
+    opened = load_catalog(catalog).load_table(name)
+    newest = opened.snapshot_by_id(int(str(table.snapshot_id)))
+    since = [] if newest is None else list(ancestors_of(newest, opened.metadata))
+    ids = [str(snapshot.snapshot_id) for snapshot in since]
+    if snapshot_id not in ids:
+        raise DataError(table, f"does not descend from snapshot {snapshot_id}, or this has expired")
+    commits = []
+    for snapshot in reversed(since[: ids.index(snapshot_id)]):
+        files = tuple(
+            _table_file(entry.data_file, opened.schema(), opened.specs()[manifest.partition_spec_id])
+            for manifest in snapshot.manifests(opened.io)
+            if manifest.added_snapshot_id == snapshot.snapshot_id
+            for entry in manifest.fetch_manifest_entry(opened.io, discard_deleted=False)
+            if entry.status != ManifestEntryStatus.EXISTING
+        )
+        operation = None if snapshot.summary is None else snapshot.summary.operation
+        if operation == Operation.APPEND:
+            commits.append(Commit(files, ()))
+        elif operation != Operation.REPLACE:
+            commits.append(Commit((), files))
+    return commits
+
+
+def _table_file(file: DataFile, schema: Schema, spec: PartitionSpec) -> TableFile:
+    values: Any = file.partition
+    partition = tuple(
+        (field.name, field.transform.to_human_string(schema.find_type(field.source_id), value))
+        for field, value in zip(spec.fields, values, strict=True)
+    )
+    # Its paths are not quoted, as those of a URI are.
+    return TableFile(
+        file.file_path.removeprefix("file://"), partition, _first_values(schema, file.lower_bounds)
+    )
 
 
 def _check_names_stay(table: TablePath, schemas: Iterable[Schema]) -> None:

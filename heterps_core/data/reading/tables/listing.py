@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from datetime import date
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any
 
 from heterps_core.data.reading.arrow_errors import one_line
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
-from heterps_core.data.reading.tables.table_path import Snapshot, TableFile, TableFiles, TablePath
+from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TableFiles, TablePath
 from heterps_core.errors import ConfigurationError, DataError
 
 
@@ -37,14 +37,31 @@ def _list(table: TablePath) -> Snapshot:
         raise ConfigurationError(
             f"a snapshot must be a version of Delta or a snapshot id of Iceberg, both whole numbers, got {number!r}"
         )
+    found: Snapshot = _ask(table, "list_table")
+    return found
+
+
+def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
+    """Return what has happened to a table between a snapshot and its own, in order.
+
+    Raises:
+        DataError: That is not known any more.
+    """
+    found: list[Commit] = _ask(pinned(table), "commits_after", snapshot_id)
+    return found
+
+
+def _ask(table: TablePath, function: str, *arguments: str) -> Any:
+    """Call a function of the file of the table's kind, with all errors as one line."""
+    number = table.snapshot_id
     try:
         if table.kind == "delta":
             from heterps_core.data.reading.tables import delta
 
-            return delta.list_table(table)
+            return getattr(delta, function)(table, *arguments)
         from heterps_core.data.reading.tables import iceberg
 
-        return iceberg.list_table(table)
+        return getattr(iceberg, function)(table, *arguments)
     except ImportError as error:
         raise ConfigurationError(
             f"{table} needs a package that is missing ({error.name}): pip install 'heterps[{table.kind}]'"
@@ -79,9 +96,32 @@ def days_of_table(
     table: TablePath, day_of: Callable[[PurePosixPath], date | None]
 ) -> dict[date, tuple[SourcePath, ...]]:
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
+    days = _by_day(snapshot_of(table).files, day_of)
+    return {day: TableFiles(map(_path, _in_order(days[day], table))) for day in sorted(days)}
+
+
+def changes_by_day(
+    table: TablePath, snapshot_id: str, day_of: Callable[[PurePosixPath], date | None]
+) -> tuple[dict[date, list[SourcePath]], Collection[date]]:
+    """Return the files that a table has got for each day since a snapshot, and the days whose rows were changed.
+
+    Of these days there are no files: some rows in them may have been deleted since.
+
+    Raises:
+        DataError: That is not known any more.
+    """
+    commits = commits_after(table, snapshot_id)
+    added = _by_day([file for commit in commits for file in commit.added], day_of)
+    changed = _by_day([file for commit in commits for file in commit.changed], day_of)
+    return {day: [*map(_path, added[day])] for day in added if day not in changed}, changed
+
+
+def _by_day(
+    files: Iterable[TableFile], day_of: Callable[[PurePosixPath], date | None]
+) -> dict[date, list[TableFile]]:
     days: dict[date, list[TableFile]] = {}
     known: dict[tuple[tuple[str, str], ...], date | None] = {}
-    for file in snapshot_of(table).files:
+    for file in files:
         if file.partition not in known:
             known[file.partition] = day_of(
                 PurePosixPath(*(f"{key}={value}" for key, value in file.partition))
@@ -89,7 +129,7 @@ def days_of_table(
         day = known[file.partition]
         if day is not None:
             days.setdefault(day, []).append(file)
-    return {day: TableFiles(map(_path, _in_order(days[day], table))) for day in sorted(days)}
+    return days
 
 
 def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:

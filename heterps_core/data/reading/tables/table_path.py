@@ -38,6 +38,16 @@ class Snapshot(NamedTuple):
     """Names and types."""
 
 
+class Commit(NamedTuple):
+    """The files of a change of a table; what writes the same rows to other files changes nothing."""
+
+    added: tuple[TableFile, ...]
+    """Their rows are new: the commit has only added rows."""
+
+    changed: tuple[TableFile, ...]
+    """Files of a commit that has changed or deleted rows: those that went, and those in their place."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePath:
     """A table as delta://PATH, delta://s3://BUCKET/PATH or iceberg://CATALOG/NAMESPACE.TABLE."""

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.reading.days import find_night, partitions_of
+from heterps_core.data.reading.days import find_night, partitions_of, table_changes
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.tables.listing import pinned
 from heterps_core.data.reading.tables.table_path import TablePath
@@ -21,6 +21,9 @@ from heterps_core.errors import ConfigurationError, DataError
 deltalake = pytest.importorskip("deltalake")
 catalogs = pytest.importorskip("pyiceberg.catalog")
 Config = pytest.importorskip("pyiceberg.utils.config").Config
+_dataframe_to_data_files = pytest.importorskip("pyiceberg.io.pyarrow")._dataframe_to_data_files
+_OverwriteFiles = pytest.importorskip("pyiceberg.table.update.snapshot")._OverwriteFiles
+snapshots = pytest.importorskip("pyiceberg.table.snapshots")
 
 SCHEMA = DataSchema(
     name="clicks",
@@ -54,6 +57,17 @@ class _Delta:
     def delete(self, condition):
         deltalake.DeltaTable(f"{self.folder}/clicks").delete(condition)
 
+    def compact(self):
+        deltalake.DeltaTable(f"{self.folder}/clicks").optimize.compact()
+
+
+class _Rewrite(_OverwriteFiles):
+    """A snapshot of the operation `replace`, as Spark writes it."""
+
+    def _summary(self, *arguments):
+        found = super()._summary(*arguments)
+        return snapshots.Summary(snapshots.Operation.REPLACE, **found.additional_properties)
+
 
 class _Iceberg:
     def __init__(self, folder):
@@ -72,6 +86,20 @@ class _Iceberg:
 
     def delete(self, condition):
         self.catalog.load_table("shop.clicks").delete(condition)
+
+    def compact(self):
+        """Write all rows to new files, as rewrite_data_files of Spark does; pyiceberg has no call for it."""
+        table = self.catalog.load_table("shop.clicks")
+        old = [task.file for task in table.scan().plan_files()]
+        with table.transaction() as change:
+            new = _dataframe_to_data_files(
+                table_metadata=change.table_metadata, df=table.scan().to_arrow(), io=table.io
+            )
+            with _Rewrite(snapshots.Operation.OVERWRITE, change, table.io) as replacing:
+                for file in new:
+                    replacing.append_data_file(file)
+                for file in old:
+                    replacing.delete_data_file(file)
 
 
 @pytest.fixture
@@ -151,6 +179,40 @@ def test_partitions_are_days_whose_files_are_trained_in_the_order_of_time(table,
     )
     with pytest.raises(DataError, match="must have a partition of that day, which the night trains on"):
         find_night(table.data, date(2026, 10, 1))
+
+
+def test_rows_that_come_later_are_told_from_rows_that_move_or_change(table):
+    table.append(clicks(0, 10), by=["day"])
+    trained = pinned(TablePath.parse(table.data))
+    table.append(clicks(10, 11))
+    table.compact()
+    table.append(clicks(20, 24))
+    late = pinned(trained.parse(table.data))
+
+    added, changed = table_changes(late, trained.snapshot_id)
+
+    assert {day: row_ids(files) for day, files in added.items()} == {DAYS[0]: [10, 20, 22], DAYS[1]: [21, 23]}
+    assert not changed
+
+    table.delete("row == 21")
+    added, changed = table_changes(TablePath.parse(table.data), late.snapshot_id)
+    assert (added, [*changed]) == ({}, [DAYS[1]])
+    # The files that came for that day still hold the row.
+    added, changed = table_changes(TablePath.parse(table.data), trained.snapshot_id)
+    assert ([*added], [*changed]) == ([DAYS[0]], [DAYS[1]])
+
+
+def test_changes_since_a_snapshot_that_is_gone_are_not_known(table):
+    table.append(clicks(0, 4), by=["day"])
+    trained = pinned(TablePath.parse(table.data))
+    table.append(clicks(4, 8))
+    if isinstance(table, _Delta):
+        (table.folder / "clicks" / "_delta_log" / f"{1:020d}.json").unlink()
+        deltalake.DeltaTable(f"{table.folder}/clicks", version=0)
+
+    with pytest.raises(DataError) as caught:
+        table_changes(replace(trained, snapshot_id="1"), "0")
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("snapshot", ["99", "newest"])
