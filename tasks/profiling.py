@@ -331,6 +331,7 @@ def _profile_request(
         features=dataset.features,
         batch_size=_rows_of_microbatch(batch_size),
         dataset=str(dataset.directory),
+        mean_lengths=dataset.manifest.mean_lengths,
         dataset_fingerprint=known_as or dataset.manifest.fingerprint,
         **others,
     )

@@ -139,6 +139,7 @@ def write_job(
         dataset.features,
         config,
         stages,
+        mean_lengths=dataset.manifest.mean_lengths,
         num_train_rows=dataset.num_train_rows,
         largest_group_rows=dataset.largest_group_rows,
         is_dry_run=provisioning.is_dry_run,

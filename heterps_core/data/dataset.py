@@ -24,14 +24,17 @@ from heterps_core.data.manifest import (
     read_manifest,
 )
 from heterps_core.data.numeric_transform import NumericTransform
-from heterps_core.data.reading.row_batch import first_label
-from heterps_core.data.row_arrays import RowArrays, rows_as_arrays
+from heterps_core.data.reading.row_batch import RowBatch, first_label
+from heterps_core.data.row_arrays import RowArrays, UnpaddedIds, rows_as_arrays
 from heterps_core.data.row_groups import RowBuffer, RowGroups
 from heterps_core.errors import DataError
 
 if TYPE_CHECKING:
     from heterps_core.data.batch import ClickBatch
 
+
+_PADDED_IDS = 1 << 24
+"""Ids of rows with padded lists that are in memory at once."""
 
 STEPS_AHEAD = 32
 """Row groups in a bucket are asked for so many steps before their first row: more than they take to come."""
@@ -58,6 +61,7 @@ class PreparedDataset:
         self._groups = RowGroups(folder or folder_of(Path(directory)), manifest, where=directory)
         starts = self._groups.starts
         threads = self._groups.num_threads
+        self._sequences = UnpaddedIds.of(manifest.features)
         self._rows = RowBuffer(starts, self._arrays, num_threads=threads)
         self._targets = RowBuffer(
             starts, lambda group: _present(*self._groups.read_targets(group)), num_threads=threads
@@ -136,13 +140,13 @@ class PreparedDataset:
         features: FeatureSpec | None = None,
         numeric_transform: NumericTransform | None = None,
     ) -> Iterator[RowArrays]:
-        """Yield rows first..stop - 1 in order, those of one row group at a time.
+        """Yield rows first..stop - 1 in order, those of one row group at most at a time.
 
         Features are those of a model whose tables have other sizes; by default as prepared, like the transform.
         """
         for group in self._groups.between(first, stop):
             start, end = self._groups.starts[group : group + 2].tolist()
-            yield rows_as_arrays(
+            yield from self._arrays_of(
                 self._groups.read(group).between(max(first - start, 0), min(stop, end) - start),
                 features or self.features,
                 numeric_transform or self.manifest.numeric_transform,
@@ -248,7 +252,11 @@ class PreparedDataset:
         # Here and not above: preparing data must not load torch.
         from heterps_core.data.batch import ClickBatch
 
-        return ClickBatch.from_numpy(*self._rows.gather(rows))
+        arrays = self._rows.gather(rows)
+        if self._sequences is not None:
+            dense, *targets, columns, sequences = arrays
+            arrays = (dense, self._sequences.padded(columns, sequences), *targets)
+        return ClickBatch.from_numpy(*arrays)
 
     def target_batch(self, rows: Int64Array) -> ClickBatch:
         """Return labels and weights alone of rows [B], with features of no column; else as `batch`."""
@@ -269,8 +277,25 @@ class PreparedDataset:
         return np.minimum(self._groups.starts[: last + 1], self.num_train_rows)
 
     def _arrays(self, group: int) -> tuple[npt.NDArray[Any], ...]:
-        rows = rows_as_arrays(self._groups.read(group), self.features, self.manifest.numeric_transform)
-        return _present(rows.dense, rows.ids, rows.labels, rows.weights)
+        """Return the rows of a row group; the ids of sequences without padding, an array for each row."""
+        parts = [
+            _present(rows.dense, rows.ids, rows.labels, rows.weights)
+            if self._sequences is None
+            else (*_present(rows.dense, rows.labels, rows.weights), *self._sequences.unpadded(rows.ids))
+            for rows in self._arrays_of(
+                self._groups.read(group), self.features, self.manifest.numeric_transform
+            )
+        ]
+        return parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+
+    def _arrays_of(
+        self, batch: RowBatch, features: FeatureSpec, transform: NumericTransform
+    ) -> Iterator[RowArrays]:
+        """Yield rows as a model takes them, so many at a time that padded lists take little memory."""
+        size = max(_PADDED_IDS // features.num_ids, 1)
+        for first in range(0, max(len(batch.labels), 1), size):
+            part = batch.between(first, min(first + size, len(batch.labels)))
+            yield rows_as_arrays(part, features, transform)
 
 
 def _present(*arrays: npt.NDArray[Any] | None) -> tuple[npt.NDArray[Any], ...]:

@@ -156,8 +156,12 @@ class FeatureSpec(JsonDocument):
     @property
     def row_bytes(self) -> int:
         """Bytes of a row in memory: float32 numbers, int32 ids or int64 keys, and a byte for each label."""
-        id_bytes = 4 if self.dynamic_ids is None else 8
-        return 4 * self.num_dense + id_bytes * self.num_ids + self.num_labels
+        return 4 * self.num_dense + self.id_bytes * self.num_ids + self.num_labels
+
+    @property
+    def id_bytes(self) -> int:
+        """Bytes of an id in memory."""
+        return 4 if self.dynamic_ids is None else 8
 
     @property
     def hash_bits(self) -> int:

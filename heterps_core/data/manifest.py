@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from heterps_core.data.distinct_values import ColumnValues
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import SEQUENCE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.schema import DataSchema
@@ -127,6 +127,9 @@ class DatasetManifest(JsonDocument):
     snapshot: str | None = None
     """Of the table that the sources were listed by."""
 
+    mean_lengths: tuple[float, ...] = ()
+    """Values of a row in each slot, in the mean of the sampled rows; empty for as many as there may be."""
+
     file_groups: tuple[int, ...]
     sources: tuple[SourceFile, ...]
     bucket_files: tuple[int, ...] = ()
@@ -139,8 +142,16 @@ class DatasetManifest(JsonDocument):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in memory: its features, its labels, and a weight of float32 where it has one."""
-        return self.features.row_bytes + 4 * len(self.schema.weight_columns)
+        """Bytes of a row in memory in the mean: features, of sequences those there are, labels, float32 weights."""
+        padding = sum(
+            length - mean
+            for length, mean, pooling in zip(
+                self.features.slot_lengths, self.mean_lengths, self.features.slot_poolings, strict=False
+            )
+            if pooling == SEQUENCE
+        )
+        num_bytes = self.features.row_bytes + 4 * len(self.schema.weight_columns)
+        return num_bytes - int(padding) * self.features.id_bytes
 
     @property
     def source_row_bytes(self) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from heterps_core.data.reading.row_batch import RowBatch, first_label
 from heterps_core.errors import DataError
 
 _MOST_JOINED_TEXTS = 1 << 16
+
+_LONG = 64
+"""Most values of a row in all sequences, above which padding costs more than an array for each row, 120 bytes."""
 
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -159,3 +163,59 @@ def _ids_of_lists(
     of_rows[row[is_kept], place[is_kept]] = ids[is_kept]
     of_rows[counts == 0, 0] = missing
     return of_rows
+
+
+@dataclass(frozen=True, slots=True)
+class UnpaddedIds:
+    """Takes padding out of the last slots, which are sequences, and puts it back.
+
+    Shapes: P ids of other slots, S sequences.
+    """
+
+    num_others: int
+    """Ids of other slots (P)."""
+
+    ends: tuple[int, ...]
+    """Columns after each sequence, counted from the first one's first."""
+
+    @classmethod
+    def of(cls, features: FeatureSpec) -> UnpaddedIds | None:
+        """Return None where padding costs little, or sequences are not the last slots."""
+        num_sequences = features.slot_poolings.count(SEQUENCE)
+        columns = features.id_columns[features.num_slots - num_sequences :]
+        if sum(map(len, columns)) <= _LONG or SEQUENCE in features.slot_poolings[:-num_sequences]:
+            return None
+        first = columns[0].start
+        return cls(first, tuple(each.stop - first for each in columns))
+
+    def unpadded(self, ids_NK: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[np.object_]]:
+        """Return the ids of other slots and the lengths of sequences [n, P + S], and for each row its sequences' ids.
+
+        Their array, [n], is of arrays.
+        """
+        is_there = ids_NK[:, self.num_others :] != NO_ID
+        counts = [is_there[:, first:stop].sum(1) for first, stop in pairwise((0, *self.ends))]
+        stops = is_there.sum(1).cumsum()
+        values = ids_NK[:, self.num_others :][is_there]
+        sequences = np.empty(len(ids_NK), dtype=object)
+        for row, (first, stop) in enumerate(pairwise((0, *stops.tolist()))):
+            sequences[row] = values[first:stop]
+        columns = np.column_stack([ids_NK[:, : self.num_others], *counts])
+        return columns.astype(ids_NK.dtype, copy=False), sequences
+
+    def padded(self, columns: npt.NDArray[Any], sequences: npt.NDArray[np.object_]) -> npt.NDArray[np.int64]:
+        """Return the ids [n, K] of what `unpadded` returned of some rows."""
+        ids_NK = np.full((len(columns), self.num_others + self.ends[-1]), NO_ID, dtype=np.int64)
+        ids_NK[:, : self.num_others] = columns[:, : self.num_others]
+        if len(columns):
+            is_there = np.concatenate(
+                [
+                    np.arange(stop - first) < counts[:, None]
+                    for (first, stop), counts in zip(
+                        pairwise((0, *self.ends)), columns[:, self.num_others :].T, strict=True
+                    )
+                ],
+                axis=1,
+            )
+            ids_NK[:, self.num_others :][is_there] = np.concatenate(sequences)
+        return ids_NK

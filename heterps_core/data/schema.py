@@ -26,8 +26,8 @@ from heterps_core.field_rules import Fraction, count
 from heterps_core.json_codec import JsonDocument, JsonForm
 from heterps_core.toml_file import SCHEMA_TABLE
 
-MAX_LIST_LENGTH = 1_000
-"""Most values of a row; each value of the longest list takes 4 bytes of every row in memory."""
+MAX_LIST_LENGTH = 8_192
+"""Most values of a row; each value of the longest multi-hot list takes 4 bytes of every row in memory."""
 
 
 MAX_TABLE_ROWS = 2**31 - 1

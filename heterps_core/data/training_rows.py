@@ -61,6 +61,7 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
     """
     num_rows = num_clicks = 0
     num_cut: Counter[str] = Counter()
+    num_values: Counter[str] = Counter()
     counters = [ValueCounter() for _ in manifest.schema.slot_columns]
     # Short runs of large row groups lie in the same one.
     read = lru_cache(1)(groups.read)
@@ -77,6 +78,7 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
                 num_rows += len(batch.labels[mine])
                 num_clicks += int(first_label(batch.labels)[mine].sum(dtype=np.int64))
                 num_cut.update(_longer_lists(batch, manifest.schema, mine))
+                num_values.update(_values_of_lists(batch, manifest.schema, mine))
                 for counter, texts in zip(counters, batch.texts, strict=True):
                     counter.add(texts[mine])
                 yield take_logarithms(batch.numbers[mine][::every], manifest.schema.count_flags)
@@ -85,10 +87,12 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
     for name, number in num_cut.items():
         if number:
             logger.warning(
-                "%.1f %% of the lists of column %s are longer than its max_length, %d: the rest of them is not used",
+                "%.1f %% of the lists of column %s are longer than its max_length, %d: their %s values are used, and "
+                "the rest of them is not",
                 100 * number / num_rows,
                 name,
                 manifest.schema.list_columns[name].max_length,
+                "first" if name in {each.name for each in manifest.schema.multi_hot_columns} else "last",
             )
     return replace(
         manifest,
@@ -97,6 +101,10 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
         columns=tuple(
             counter.column(name, num_rows=manifest.num_train_rows)
             for name, counter in zip(manifest.schema.slot_columns, counters, strict=True)
+        ),
+        mean_lengths=tuple(
+            num_values[name] / num_rows if name in num_values else 1.0
+            for name in manifest.schema.slot_columns
         ),
         numeric_transform=transform if fits else manifest.numeric_transform,
     )
@@ -129,6 +137,18 @@ def check_unproven(manifest: DatasetManifest, groups: RowGroups, unproven: Mappi
     with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="check") as pool:
         for _ in pool.map(check, rest):
             pass
+
+
+def _values_of_lists(batch: RowBatch, schema: DataSchema, rows: slice) -> dict[str, int]:
+    """Return how many values some rows have in each column of lists, a missing one where a list is empty."""
+    lengths = {
+        name: pc.fill_null(pc.list_value_length(texts[rows]), 0).to_numpy(zero_copy_only=False)
+        for name, texts in zip(schema.slot_columns, batch.texts, strict=True)
+        if name in schema.list_columns
+    }
+    return {
+        name: int(own.clip(1, schema.list_columns[name].max_length).sum()) for name, own in lengths.items()
+    }
 
 
 def _longer_lists(batch: RowBatch, schema: DataSchema, rows: slice) -> dict[str, int]:

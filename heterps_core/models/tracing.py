@@ -72,17 +72,25 @@ def trace_chain(
     *,
     dense_optimizer_values_per_parameter: int,
     row_optimizer: type[RowOptimizer],
+    mean_lengths: Sequence[float] = (),
 ) -> ModelGraph:
     """Describe a chain of layers.
 
     The chain starts with an embedding, and embeddings need no table; Adam has 2 values per dense parameter.
+
+    Args:
+        mean_lengths: Values of a row in each slot of the data, by which look-ups and packed sequences are counted; by
+            default as many as there may be.
     """
     layers = []
     entering = torch.zeros(_TRACED_ROWS, 0)
     for layer_name, module in chain.named_children():
         if isinstance(module, SlotEmbedding):
-            entering = module.example(_TRACED_ROWS, module.sequence_columns.lengths)
-            layer = _embedding_layer(layer_name, module, row_optimizer)
+            lengths = mean_lengths or module.features.slot_lengths
+            of_sequences = [math.ceil(lengths[module.slots[place]]) for place in module.sequences]
+            entering = module.example(_TRACED_ROWS, of_sequences)
+            num_ids = sum(lengths[slot] for slot in module.slots)
+            layer = _embedding_layer(layer_name, module, row_optimizer, num_ids, entering.shape[1])
         else:
             layer, entering = _dense_layer(layer_name, module, entering, dense_optimizer_values_per_parameter)
         layers.append(layer)
@@ -105,9 +113,9 @@ def output_widths(chain: nn.Sequential) -> list[int]:
     return widths
 
 
-def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOptimizer]) -> Layer:
-    # Lists count as full: what is reserved for them and sent of them at most.
-    num_ids = len(module.id_columns)
+def _embedding_layer(
+    name: str, module: SlotEmbedding, row_optimizer: type[RowOptimizer], num_ids: float, width: int
+) -> Layer:
     return Layer(
         name=name,
         kind=LayerKind.EMBEDDING,
@@ -115,10 +123,10 @@ def _embedding_layer(name: str, module: SlotEmbedding, row_optimizer: type[RowOp
         parameter_bytes=module.num_rows * module.dimension * BYTES_PER_FLOAT32,
         optimizer_state_bytes=module.num_rows
         * (module.state_bytes_per_row(row_optimizer) + _BYTES_PER_DYNAMIC_ID * (module.ids is not None)),
-        input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + num_ids * BYTES_PER_ROW_NUMBER,
-        output_bytes_per_sample=module.output_width * BYTES_PER_FLOAT32,
+        input_bytes_per_sample=module.input_width * BYTES_PER_FLOAT32 + round(num_ids * BYTES_PER_ROW_NUMBER),
+        output_bytes_per_sample=width * BYTES_PER_FLOAT32,
         forward_flops_per_sample=0.0,
-        looked_up_bytes_per_sample=num_ids * module.dimension * BYTES_PER_FLOAT32,
+        looked_up_bytes_per_sample=round(num_ids * module.dimension * BYTES_PER_FLOAT32),
     )
 
 

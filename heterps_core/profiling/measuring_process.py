@@ -56,6 +56,9 @@ class ProfileRequest(JsonDocument):
     dataset: str | None = None
     """Folder of a prepared data set whose row indices are looked up; None to draw some by Zipf's law."""
 
+    mean_lengths: tuple[float, ...] = ()
+    """Values of a row in each slot in the mean; empty for as many as there may be."""
+
     dataset_fingerprint: str = ""
     """Fingerprint of that data set; a profile of other data is another profile."""
 

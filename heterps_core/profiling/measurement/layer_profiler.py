@@ -284,6 +284,7 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
         chain,
         dense_optimizer_values_per_parameter=len(get_dense_optimizer(request.dense_optimizer).state_names),
         row_optimizer=get_row_optimizer(request.embedding_optimizer),
+        mean_lengths=request.mean_lengths,
     )
 
 

@@ -130,8 +130,11 @@ def test_lists_that_are_cut_are_reported_once(source, tmp_path, caplog):
     share = 100 * np.mean(np.array(lengths) > 8)
     assert len(reported) == 3
     assert reported[0] == (
-        f"{share:.1f} % of the lists of column tags are longer than its max_length, 8: the rest of them is not used"
+        f"{share:.1f} % of the lists of column tags are longer than its max_length, 8: their first values are used, "
+        f"and the rest of them is not"
     )
+    assert "of column history" in reported[2]
+    assert "their last values are used" in reported[2]
 
 
 def test_lists_of_the_same_numbers_are_the_same_categories_whatever_type_each_file_gives_them(

@@ -140,7 +140,7 @@ def test_shipped_example_for_the_adult_table_uses_all_15_columns():
         ({"multi_hot_columns": ["tags"]}, r"multi_hot_columns\[0\]"),
         (
             {"multi_hot_columns": [{"name": "tags", "max_length": 0}]},
-            r"max_length: must lie in 1\.\.1000, got 0",
+            r"max_length: must lie in 1\.\.8192, got 0",
         ),
         ({"multi_hot_columns": [{"name": "tags", "pooling": "men"}]}, "'men' is not a known pooling"),
         ({"multi_hot_columns": [{"name": "tags", "length": 3}]}, "length: is not a known field"),

@@ -273,3 +273,35 @@ def test_tracing_leaves_statistics_modes_counts_and_random_numbers_as_they_were(
     assert norm.num_batches_tracked == 0
     assert [module.training for module in frozen.modules()] == [True, True, False, True]
     assert counting.num_batches == 0
+
+
+def test_packed_sequences_are_counted_by_their_mean_length():
+    features = FeatureSpec(
+        num_dense=0, slot_rows=(9, 9), slot_lengths=(1, 800), slot_poolings=("sum", "sequence")
+    )
+    chain = build_chain("din(embedding_dim=8)", features, seed=1)
+
+    half, whole = (
+        trace_chain(
+            "din",
+            chain,
+            dense_optimizer_values_per_parameter=0,
+            row_optimizer=RowWiseAdagrad,
+            mean_lengths=(1.0, mean),
+        )
+        for mean in (100.0, 200.0)
+    )
+
+    # Of each value four vectors go into 36 columns, and these into one weight; 100 is padded to 112, 200 to 224.
+    of_values = 2 * (4 * 8 * 36 + 36)
+    query = 2 * 8 * 8
+    assert half.layers[1].forward_flops_per_sample == 112 * of_values + query
+    assert whole.layers[1].forward_flops_per_sample == 224 * of_values + query
+    assert [graph.layers[0].output_bytes_per_sample for graph in (half, whole)] == [
+        4 * (8 + 100 * 8 + 1),
+        4 * (8 + 200 * 8 + 1),
+    ]
+    assert [graph.layers[0].looked_up_bytes_per_sample for graph in (half, whole)] == [
+        4 * 8 * 101,
+        4 * 8 * 201,
+    ]
