@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
-from heterps_core.hardware import Market
+from heterps_core.hardware import Market, is_gpu
 from heterps_core.json_codec import JsonDocument, JsonForm
 
 
@@ -67,6 +67,13 @@ class Cluster(JsonDocument):
         ids = [node.node_id for node in self.nodes]
         if len(set(ids)) != len(ids):
             raise ConfigurationError(f"node ids must be unique within a run, got {', '.join(ids)}")
+        for stage, nodes in itertools.groupby(self.nodes, key=lambda node: node.stage):
+            types = sorted({node.device_type for node in nodes})
+            if len(set(map(is_gpu, types))) > 1:
+                raise ConfigurationError(
+                    f"all machines of a stage must compute on cards or all on cores, got {', '.join(types)} for "
+                    f"stage {stage}; place its layers on the ones or the others"
+                )
 
     @property
     def price_usd_per_hour(self) -> float:

@@ -19,7 +19,7 @@ from heterps_core.training.step_metrics import (
     read_process_reports,
     read_steps,
 )
-from heterps_core.training.storage.run_directory import JOB, RESULT, RunDirectory
+from heterps_core.training.storage.run_directory import JOB, RESULT, SHARES, RunDirectory
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.storage.verified_files import read_unverified_json
 
@@ -75,6 +75,9 @@ class TrainingRun:
 
     sweeps: Mapping[int, SweepFigures] = field(default_factory=dict)
     """By stage, where its tables are larger than the memory for them; of the last attempt."""
+    shares: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """By stage, where its replicas took unequal parts of each batch: the last ones, which add up to 1."""
+
     sent_bytes_per_step: float = 0.0
     """Activations, their gradients, and rows of tables with theirs, that all workers sent one another."""
 
@@ -129,6 +132,11 @@ def read_training_run(run: RunDirectory) -> TrainingRun:
         idle_shares=idle_shares(reports),
         memory_bytes=_memory_bytes(run, reports),
         sweeps=_sweep_figures(reports, last),
+        shares={
+            stage: tuple(share / sum(shares) for share in shares)
+            for stage, shares in enumerate(run.read_json(SHARES) or ())
+            if len(set(shares)) > 1
+        },
         sent_bytes_per_step=sum(report.sent_bytes_per_step for report in reports),
         storage=sum((report.storage for report in reports), StorageUsage()),
         judgements={name: HeldOutJudgement.from_json(found) for name, found in result["judgements"].items()},

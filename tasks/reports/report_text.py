@@ -228,6 +228,12 @@ def _speed_facts(report: RunReport) -> list[tuple[str, str]]:
             for stage, (counted, peak) in training.memory_bytes.items()
         )
         found.append(("memory", f"a worker had at most, of what was counted for it: {', '.join(each)}"))
+    if training.shares:
+        each = (
+            f"stage {stage} {' '.join(f'{share:.1%}' for share in shares)}"
+            for stage, shares in training.shares.items()
+        )
+        found.append(("shares", f"of each batch, by the speeds of replicas: {', '.join(each)}"))
     if training.sweeps:
         each = (
             f"stage {stage} had {sweep.hit_share:.1%} of the rows of a batch in memory, fetched "

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_refuses_another_schema_version():
 def test_refuses_two_nodes_of_one_name():
     with pytest.raises(ConfigurationError, match="node ids must be unique"):
         cluster(node("a", stage=0, num_workers=1), node("a", stage=1, num_workers=1))
+
+
+def test_refuses_a_stage_on_cards_and_cores():
+    card = replace(node("b", stage=1, num_workers=1), device_type="gpu-t4")
+
+    cluster(node("a", stage=0, num_workers=1), card)
+    with pytest.raises(ConfigurationError, match="all on cores, got cpu-c7i, gpu-t4 for stage 1"):
+        cluster(node("a", stage=1, num_workers=1), card)
 
 
 def test_refuses_no_nodes():

@@ -65,15 +65,15 @@ def meet(run: RunDirectory, job: TrainingJob, signs: SignsOfLife) -> tuple[Stage
     places = [WorkerPlace(*place) for place in gather_json(own)]
     layout = replace(layout_from_places(cluster, places, job.replicas_per_stage), shares=job.shares)
     stage, replica = signs.place = layout.position(rank)
-    device_type, is_dry_run = job.stages[stage].device_type, runs_here_as_dry_run()
+    is_dry_run = runs_here_as_dry_run()
     # In a dry run all nodes of the stage are this machine.
     slot, num_slots = (replica, job.replicas_per_stage[stage]) if is_dry_run else (slot, node.num_workers)
     place = join_stage(
         layout,
         rank,
         new_group=new_group,
-        device=stage_device(device_type, slot, num_slots=num_slots, is_dry_run=is_dry_run),
-        has_cards=any(is_gpu(each.device_type) for each in job.stages),
+        device=stage_device(node.device_type, slot, num_slots=num_slots, is_dry_run=is_dry_run),
+        has_cards=any(is_gpu(each.device_type) for each in cluster.nodes),
         is_on_one_node=sum(each.stage == stage for each in cluster.nodes) == 1,
     )
     return place, store

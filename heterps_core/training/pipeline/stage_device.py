@@ -28,7 +28,7 @@ def stage_device(device_type: str, slot: int, *, num_slots: int, is_dry_run: boo
     """Return the device that a worker computes on, and make it this process's own.
 
     Args:
-        device_type: That the worker's stage is planned for.
+        device_type: Of the worker's node.
         slot: Number of the worker among those of its stage on this machine, from 0.
         num_slots: How many those are.
         is_dry_run: This machine only stands for the planned one: where it lacks the cards its cores do the work.

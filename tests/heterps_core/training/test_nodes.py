@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections import OrderedDict
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.errors import CheckpointError, TrainingError
 from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.training.checkpoint import complete_checkpoints
+from heterps_core.training.monitor import follow_training
+from heterps_core.training.outcome import Complete
 from heterps_core.training.step_metrics import Progress
 from heterps_core.training.storage.run_directory import RESERVED_BYTES, RunDirectory
 from heterps_core.training.training_run import TrainingRun
@@ -35,6 +38,7 @@ from tests.heterps_core.training.node_processes import (
     Slow,
     make_job,
     prepare_clicks,
+    running_nodes,
     train,
     worker_processes,
 )
@@ -101,6 +105,23 @@ def test_an_undisturbed_run_trains_every_step_and_measures_itself(undisturbed, d
     assert 0 < undisturbed.throughput_samples_per_s < 64 / 0.04
     longest_s = max(after.elapsed_s - before.elapsed_s for before, after in pairwise(undisturbed.steps))
     assert undisturbed.throughput_samples_per_s >= 64 / longest_s
+
+
+def test_replicas_of_two_kinds_of_machines_with_unequal_shares_train_what_equal_ones_do(
+    undisturbed, dataset, tmp_path
+):
+    job, run = make_job(dataset, (2, 1)), RunDirectory(str(tmp_path))
+    first, second = job.stages
+
+    with running_nodes(
+        run, replace(job, stages=(replace(first, shares=(3, 1)), second)), is_one_per_replica=True
+    ) as (cluster, _):
+        assert [node.device_type for node in cluster.nodes] == ["cpu-0", "cpu-1", "cpu-0"]
+        outcome = follow_training(run, cluster, on_progress=lambda _: None)
+
+    assert isinstance(outcome, Complete)
+    assert losses(outcome.training) == pytest.approx(losses(undisturbed), abs=1e-6)
+    assert outcome.training.quality.auc == pytest.approx(undisturbed.quality.auc, abs=1e-5)
 
 
 def test_a_killed_worker_comes_back_and_no_sample_is_lost_or_doubled(

@@ -77,6 +77,13 @@ def test_steps_that_were_done_again_count_once_as_they_were_done_last(run):
     assert found.sent_bytes_per_step == 12.0
 
 
+def test_the_last_shares_are_those_of_stages_where_they_differ(run):
+    assert read_training_run(run).shares == {}
+    run.write_json("shares.json", [[48, 16], [1, 1]])
+
+    assert read_training_run(run).shares == {0: (0.75, 0.25)}
+
+
 def test_what_tables_take_of_disks_is_reported_for_all_workers_of_a_stage_together():
     """By hand: 2 steps of 100 samples; 300 of 1,000 rows fetched, and 5,000 bytes moved."""
     reports = [

@@ -245,6 +245,13 @@ def test_the_bytes_that_workers_send_in_a_step_are_named_with_their_format():
     assert " sent " not in text_of()
 
 
+def test_the_shares_of_replicas_are_named_where_they_differ():
+    training = replace(make_training(), shares={0: (0.75, 0.25)})
+
+    assert "of each batch, by the speeds of replicas: stage 0 75.0% 25.0%" in text_of(training=training)
+    assert "shares" not in text_of()
+
+
 def test_each_restart_has_a_line_with_the_loss_the_decision_and_its_cost():
     loss = _Loss(
         launch_id="r1",
