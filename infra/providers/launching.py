@@ -20,7 +20,7 @@ from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
 from heterps_core.training.node import OWN_DISKS_VARIABLE
 from infra.bootstrap.node_start import node_environment
 from infra.checks import Check, tried
-from infra.ledger.ledger import EndReason
+from infra.ledger.ledger import NO_MACHINE, EndReason, EntryState, Ledger, LedgerEntry
 from infra.providers.base import Launch, Provider
 from infra.workspace import Workspace, has_run_store, location_in_store
 
@@ -80,6 +80,7 @@ class ProcessProvider(Provider):
     def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Start all machines of a plan; each stands in the ledger before and after. See `Provider.launch`."""
         run_id, ledger = launch.run_id, launch.ledger
+        self._locations[run_id] = launch.bootstrap.run_location
         requests = plan.node_requests()
         machines = self.start(requests, launch)
         for request in requests:
@@ -95,16 +96,12 @@ class ProcessProvider(Provider):
                 nodes.append(node_of(request, address=machine.address, provider_instance_id=instance_id))
                 port = port or machine.port
         except (OSError, ProvisioningError) as problem:
-            failed = requests[len(nodes) :]
-            for request in failed:
-                ledger.failed(run_id, request.node_id, reason=str(problem), at=self.now())
-            self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED)
+            self.end_run(run_id, ledger=ledger, reason=EndReason.LAUNCH_FAILED, problem=str(problem))
             if isinstance(problem, ProvisioningError):
                 raise
             raise ProvisioningError(
-                f"node {failed[0].node_id} could not be started: {problem}; what was started is ended"
+                f"node {requests[len(nodes)].node_id} could not be started: {problem}; what was started is ended"
             ) from problem
-        self._locations[run_id] = launch.bootstrap.run_location
         # Two launches may share a machine.
         port = port or _FIRST_PORT + zlib.crc32(run_id.encode()) % _NUM_PORTS
         return Cluster(
@@ -114,6 +111,35 @@ class ProcessProvider(Provider):
             rendezvous=f"{nodes[0].address}:{port}",
             created_at=datetime.now(UTC).isoformat(),
         )
+
+    def end_run(
+        self, run_id: str, *, ledger: Ledger, reason: EndReason, problem: str = NO_MACHINE
+    ) -> tuple[str, ...]:
+        """End all machines of a run; see `Provider.end_run`.
+
+        A node that was up and that its home has forgotten, as after an outage, is charged since it was up; a machine
+        that was asked for and waits is none.
+        """
+        living = self.living_nodes(run_id)
+        intents = [entry for entry in ledger.entries(run_id=run_id) if entry.state is EntryState.INTENDED]
+        for node_id, up_at in ((each.node_id, self._up_since(each)) for each in intents):
+            if node_id in living:
+                continue
+            if up_at is None:
+                ledger.failed(run_id, node_id, reason=problem, at=self.now())
+            else:
+                ledger.launched(run_id, node_id, provider_instance_id=f"{run_id}/{node_id}", at=up_at)
+        return super().end_run(run_id, ledger=ledger, reason=reason, problem=problem)
+
+    def _up_since(self, entry: LedgerEntry) -> datetime | None:
+        """Return when the bootstrap of a launch's node was through; None where it was not, or none can see it."""
+        folder = _node_folder(self._locations.get(entry.run_id, "://"), entry.node_id)
+        with suppress(OSError):
+            if folder is not None:
+                up_at = datetime.fromtimestamp((folder / _BOOTED).stat().st_mtime, tz=UTC)
+                # That of an earlier launch is older.
+                return up_at if up_at >= entry.intended_at else None
+        return None
 
     def wait_until_ready(self, cluster: Cluster, *, timeout_s: float) -> None:
         """Return once each node's bootstrap is through; see `Provider.wait_until_ready`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Self
 
 from heterps_core.errors import ProvisioningError
@@ -68,7 +68,7 @@ class Job:
                 # One that waits holds no machine yet: Slurm says when it may start.
                 launched_at=(None if state == PENDING else _moment(started)) or datetime.now(UTC),
                 is_ended=is_ended,
-                ended_at=_moment(ended) if is_ended else None,
+                ended_at=_end_of_second(ended) if is_ended else None,
                 lease_until=moment_or_none(lease),
                 ended_because=because if is_ended else "",
                 is_preempted=state == "PREEMPTED",
@@ -108,3 +108,9 @@ def jobs_of(mark: str, run_id: str | None = None, *, with_ended: bool = False) -
 def _moment(text: str) -> datetime | None:
     """Read a time of Slurm, which is in UTC; None where it is none, such as N/A."""
     return moment_or_none(f"{text}+00:00")
+
+
+def _end_of_second(text: str) -> datetime | None:
+    """Return the end of a second: Slurm rounds times down, and a machine is charged until it was gone."""
+    moment = _moment(text)
+    return None if moment is None else moment + timedelta(seconds=1)

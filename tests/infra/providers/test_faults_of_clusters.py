@@ -387,9 +387,11 @@ KINDS = (
 def meet(faults):
     kind = KINDS[faults.number % len(KINDS)]
     print(faults.number, kind, flush=True)
-    getattr(faults, kind)()
-    faults.check()
-    faults.restore()
+    try:
+        getattr(faults, kind)()
+        faults.check()
+    finally:
+        faults.restore()
 
 
 @pytest.fixture(scope="module")
