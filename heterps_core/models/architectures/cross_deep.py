@@ -18,7 +18,7 @@ from heterps_core.models.embedding_layers import add_embeddings
 from heterps_core.models.slot_embedding import add_tower
 from heterps_core.models.target_statistics import TargetStatistics
 
-EMBEDDING_DIMENSION = 8
+EMBEDDING_DIMENSION = 16
 HIDDEN_WIDTHS = (128, 64)
 _NUM_EDGES, _OUTERMOST = 17, 4.0
 """Edges of the buckets, evenly from -4 to 4 standard deviations of a column."""
