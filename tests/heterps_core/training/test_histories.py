@@ -12,6 +12,7 @@ import pytest
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.errors import DataError
+from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.serving.exported_model import ClickPredictor, export_model
 from heterps_core.serving.file_prediction import predict_files
@@ -29,7 +30,6 @@ MODEL = "din(embedding_dim=4)"
 JOB = {
     "run_id": "r",
     "model": MODEL,
-    "stages": (Stage(0, 0, "cpu", 2), Stage(1, 13, "cpu", 1)),
     "config": TrainingConfig(batch_size=64, num_microbatches=2, num_epochs=2, seed=3),
 }
 ROWS, EVENTS = draw_rows(1_500, seed=5), draw_events(4_000, seed=5)
@@ -53,7 +53,9 @@ def train(folder: Path, rows: pa.Table, schema: Any) -> list[float]:
         out_dir=folder / "out" / "prepared",
     )
     run = RunDirectory(str(folder / "run"))
-    submit_job(run, TrainingJob(dataset=str(dataset.directory), **JOB))
+    last = len(build_chain(MODEL, dataset.features, seed=0)) - 1
+    stages = (Stage(0, 0, "cpu", 2), Stage(1, last, "cpu", 1))
+    submit_job(run, TrainingJob(dataset=str(dataset.directory), stages=stages, **JOB))
     *_, losses = run_in_processes(train_part, 3, str(folder / "run"))
     export_model(run, dataset.manifest, folder / "exported", model=MODEL)
     return losses
