@@ -54,13 +54,14 @@ class _TimedLayer:
         self._round = 0
         self._prepare()
         self._forward()
-        self._gradient = torch.randn_like(self.leaving) / len(self.leaving)
+        self._gradient = torch.empty(0)
 
     def phases(self, prefix: str) -> list[Phase]:
         """Return the phases of a round."""
         phases = [
             Phase(None, self._prepare),
             Phase(f"{prefix}/forward", self._forward),
+            Phase(None, self._draw_gradient),
             Phase(f"{prefix}/backward", self._backward),
         ]
         return phases if self._update is None else [*phases, Phase(f"{prefix}/update", self._update)]
@@ -75,6 +76,11 @@ class _TimedLayer:
 
     def _forward(self) -> None:
         self.leaving = self._layers(self._batches[self._round % len(self._batches)], self._entering)
+
+    def _draw_gradient(self) -> None:
+        # Rows with packed sequences have another width in each batch.
+        if self._gradient.shape != self.leaving.shape:
+            self._gradient = torch.randn_like(self.leaving) / len(self.leaving)
 
     def _backward(self) -> None:
         self.leaving.backward(self._gradient)  # type: ignore[no-untyped-call]

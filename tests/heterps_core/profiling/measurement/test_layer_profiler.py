@@ -40,6 +40,7 @@ from heterps_core.training.node import host_memory
 from heterps_core.training.node.failures import OutOfMemoryError
 from heterps_core.training.pipeline.stage_model import build_stage_model
 from heterps_core.training.pipeline.stage_runner import StageRunner
+from tests.heterps_core.data.history.event_rows import draw_events, draw_rows, fat, write
 from tests.heterps_core.data.synthetic_rows import all_rows
 from tests.heterps_core.profiling.builders import keep_replica_path
 
@@ -315,3 +316,13 @@ def test_row_indices_wrap_around_and_missing_values_stay(request_for_dataset):
     assert wrapped.max() <= 6
     assert torch.equal(wrapped <= 0, whole <= 0)
     assert torch.equal(wrapped[whole > 0], 1 + (whole[whole > 0] - 1) % 6)
+
+
+def test_layers_of_sequences_are_timed_though_each_batch_has_another_width(tmp_path):
+    rows, schema = fat(draw_rows(600, seed=1), draw_events(900, seed=1))
+    dataset = prepare_dataset(write(rows, tmp_path / "rows.parquet"), schema=schema, out_dir=tmp_path / "out")
+    asked = replace(SMALL, model="din(embedding_dim=4)", features=dataset.features, budget_s=0.1)
+
+    (profile,) = measure_in_fresh_process(replace(asked, dataset=str(tmp_path / "out")))
+
+    assert all(timing.backward.median_ms > 0 for timing in profile.timings)
