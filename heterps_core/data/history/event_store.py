@@ -164,6 +164,8 @@ def _update(place: Path, events: Events) -> EventStore:
     old = {*known.sources}
     new = [file for file, source in zip(events.files, events.sources, strict=True) if source not in old]
     version, buckets = known.version + bool(new), dict(known.buckets)
+    for stray in place.glob("tmp*"):  # of an update that was killed
+        shutil.rmtree(stray)
     with TemporaryDirectory(dir=place) as scratch:
         for bucket, piece in _split(new, events, Path(scratch)).items():
             before = [place / known.buckets[bucket]] if bucket in known.buckets else []

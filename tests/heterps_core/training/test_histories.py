@@ -20,6 +20,7 @@ from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.start_model import begin
 from heterps_core.training.storage.run_directory import RunDirectory
+from tasks.click_model import ClickModel
 from tests.heterps_core.data.history.event_rows import draw_events, draw_rows, fat, schema_of, write
 from tests.heterps_core.training.worker_parts import training_loop_of
 from tests.worker_processes import run_in_processes
@@ -75,6 +76,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "losses": losses,
         "predictors": [ClickPredictor(folder / name / "exported") for name in ("fat", "by_pointer")],
         "rows": rows,
+        "exported": folder / "by_pointer" / "exported",
     }
 
 
@@ -102,6 +104,9 @@ def test_a_request_without_a_time_sees_the_newest_events(trained):
     expected = in_lists.predict(fat(now, EVENTS)[0].to_pydict())
 
     np.testing.assert_array_equal(by_pointer.predict({"user": ["3", "99"], "item": [1, 1]}), expected)
+    # As MLflow's server hands over one row of JSON.
+    [first] = ClickModel(trained["exported"]).predict({"user": 3, "item": 1})
+    assert first == pytest.approx(expected[0], abs=1e-7)
     with_gap = {"user": [3, 99], "item": [1, 1], "seen_at": [None, 10**6]}
     np.testing.assert_array_equal(by_pointer.predict(with_gap), expected)
 

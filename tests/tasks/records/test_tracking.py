@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 from mlflow import MlflowClient
 
+from heterps_core.data.history.event_store import EventStore
+from heterps_core.data.manifest import SourceFile
 from heterps_core.data.reading.tables.table_path import TablePath
 from infra.workspace import Workspace
 from tasks.records import mlflow_store, tracking
@@ -64,6 +66,25 @@ def test_the_snapshot_of_a_table_is_the_dataset_of_a_run(workspace, client, tmp_
         "files_sha256": hashlib.sha256(name.encode()).hexdigest(),
     }
     assert '"name": "town", "type": "string"' in found.dataset.schema
+
+
+def test_events_in_files_are_an_input_that_is_known_by_their_content(workspace, client):
+    files = [
+        SourceFile(path=f"/events/{n}.parquet", size_bytes=n, modified_ns=0, tag=f"{n:064x}") for n in (1, 2)
+    ]
+    digests = []
+    for name, sources in (("run-one", files[:1]), ("run-two", files)):
+        run = open_run(workspace, name)
+        mlflow_store.record_events(
+            workspace, run, EventStore(table="/events", columns=(), sources=tuple(sources))
+        )
+        close(workspace, run)
+        [found] = client.get_run(run.mlflow_run_id).inputs.dataset_inputs
+        assert (found.dataset.name, found.dataset.source_type) == ("events", "files")
+        assert json.loads(found.dataset.source)["num_files"] == len(sources)
+        digests.append(found.dataset.digest)
+
+    assert digests[0] != digests[1]
 
 
 def _log(folder):

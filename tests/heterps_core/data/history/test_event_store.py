@@ -90,6 +90,7 @@ def test_an_update_that_was_cut_off_counts_no_event_twice(tmp_path):
     write(EVENTS[1_000:], tmp_path / "events" / "2.parquet")
     expected = sum((tmp_path / "second" / name).stat().st_size for name in stored(schema, tmp_path, "second"))
 
+    (place / "tmp_of_a_killed_process").mkdir()
     # As it is left where the list of files was not yet written.
     (place / STORE_NAME).write_bytes(as_it_was)
     for name, content in kept.items():
@@ -97,3 +98,4 @@ def test_an_update_that_was_cut_off_counts_no_event_twice(tmp_path):
 
     found = stored(schema, tmp_path, "third")
     assert sum((tmp_path / "third" / name).stat().st_size for name in found) == expected
+    assert not [*place.glob("tmp*")]
