@@ -129,7 +129,7 @@ def cluster_of(job: TrainingJob, *, is_one_per_replica: bool = False) -> Cluster
         Node(
             node_id=f"stage{index}-{part}" if is_one_per_replica else f"stage{index}",
             address="127.0.0.1",
-            device_type=f"cpu-{part}",
+            device_type=job.stages[index].device_type + (f"-{part}" if is_one_per_replica else ""),
             instance_type="local",
             market=Market.ON_DEMAND,
             stage=index,

@@ -36,6 +36,20 @@ def test_a_plan_below_the_floor_fits(tmp_path):
         (plan_document(throughput_samples_per_s=0), "throughput_samples_per_s: must be positive"),
         (plan_document(stages={}), "stages: must be a list, got {}"),
         (plan_document(stages=[]), "a plan needs at least one stage"),
+        (
+            plan_document(
+                stages=[
+                    {
+                        "first_layer": 0,
+                        "last_layer": 1,
+                        "device_type": "cpu",
+                        "num_replicas": 2,
+                        "shares": [3, 1],
+                    }
+                ]
+            ),
+            "stages[0].shares: are measured in training; leave them out",
+        ),
         (plan_document(stages=[7]), "stages[0]: must be a JSON object, got 7"),
         (plan_document(stages=[{}]), "stages[0].first_layer: is missing"),
         (plan_document((0, 1, "tpu", 1)), "stages[0].device_type: must be one of the problem's, cpu, gpu"),
