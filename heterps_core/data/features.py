@@ -88,6 +88,9 @@ class FeatureSpec(JsonDocument):
     slot_tables: tuple[int, ...] = ()
     """For each slot the first slot that looks up the same table; empty stands for a table of its own each."""
 
+    slot_histories: tuple[int, ...] = ()
+    """For each slot the first slot whose values are of the same events; empty for events of its own each."""
+
     num_labels: int = 1
     dynamic_ids: DynamicIds | None = None
     """None hashes values to rows, so that some share one. Otherwise an id is a key, not a row: the number of its slot
@@ -121,6 +124,7 @@ class FeatureSpec(JsonDocument):
         object.__setattr__(self, "slot_poolings", self.slot_poolings or (SUM,) * len(self.slot_rows))
         object.__setattr__(self, "slot_dimensions", self.slot_dimensions or (None,) * len(self.slot_rows))
         object.__setattr__(self, "slot_tables", self.slot_tables or tuple(range(len(self.slot_rows))))
+        object.__setattr__(self, "slot_histories", self.slot_histories or tuple(range(len(self.slot_rows))))
         _check_names("slot_names", self.slot_names, len(self.slot_rows))
         _check_names("dense_names", self.dense_names, self.num_dense)
         sizes = list(zip(self.slot_rows, self.slot_dimensions, self.slot_tables, strict=True))

@@ -105,7 +105,10 @@ def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
             ids = np.append(ids.take(indices.to_numpy()), ids[-1])
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
-            own[:] = _ids_of_lists(texts, ids, length=len(columns), keeps_last=is_sequence)
+            keeps_missing = features.slot_histories.count(features.slot_histories[slot]) > 1
+            own[:] = _ids_of_lists(
+                texts, ids, length=len(columns), keeps_last=is_sequence, keeps_missing=keeps_missing
+            )
         else:
             own[:, 0] = ids[:-1]
     return ids_NK
@@ -137,7 +140,12 @@ def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) ->
 
 
 def _ids_of_lists(
-    lists: pa.ListArray, ids: npt.NDArray[Any], *, length: int, keeps_last: bool = False
+    lists: pa.ListArray,
+    ids: npt.NDArray[Any],
+    *,
+    length: int,
+    keeps_last: bool = False,
+    keeps_missing: bool = False,
 ) -> npt.NDArray[Any]:
     """Return the ids [n, length] of the first texts of each list, or the last ones, then `NO_ID`.
 
@@ -148,11 +156,12 @@ def _ids_of_lists(
         ids: Of these texts and then of a missing value, [m + 1].
         length: Ids of a row.
         keeps_last: Whether a list with more texts keeps its last ones.
+        keeps_missing: Whether a text that is missing keeps its place.
     """
     missing = ids[-1]
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     row = np.repeat(np.arange(len(lists)), counts)
-    is_there = ids[:-1] != missing
+    is_there = (ids[:-1] != missing) | keeps_missing
     ids, row = ids[:-1][is_there], row[is_there]
     counts = np.bincount(row, minlength=len(lists))
     place = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)

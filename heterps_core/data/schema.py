@@ -63,6 +63,10 @@ class SequenceColumn(JsonDocument):
     name: str
     max_length: Annotated[int, count(MAX_LIST_LENGTH)] = 20
 
+    history: str = ""
+    """Columns with one name here hold what happened in the same events, such as item and action: in each row as many
+    values, of which a missing one keeps its place."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventHistory(JsonDocument):
@@ -195,7 +199,10 @@ class DataSchema(JsonDocument):
         return (
             ()
             if history is None
-            else tuple(SequenceColumn(name=name, max_length=history.max_length) for name in history.columns)
+            else tuple(
+                SequenceColumn(name=name, max_length=history.max_length, history=history.table)
+                for name in history.columns
+            )
         )
 
     @property
@@ -262,6 +269,24 @@ class DataSchema(JsonDocument):
         )
         return {column.name: column for column in columns}
 
+    @property
+    def slot_histories(self) -> tuple[int, ...]:
+        """For each slot the first slot whose values are of the same events."""
+        columns = (*self.sequence_columns, *self.history_columns)
+        histories = {each.name: each.history for each in columns if each.history}
+        names = [histories.get(name, (name,)) for name in self.slot_columns]
+        return tuple(map(names.index, names))
+
+    @property
+    def histories(self) -> tuple[tuple[str, ...], ...]:
+        """Columns that hold values of the same events, two or more each."""
+        of_slots = dict(zip(self.slot_columns, self.slot_histories, strict=True))
+        by_history = (
+            tuple(name for name, own in of_slots.items() if own == history)
+            for history in dict.fromkeys(self.slot_histories)
+        )
+        return tuple(names for names in by_history if len(names) > 1)
+
     def features(self, slot_rows: Sequence[int], *, text_rule: int = TEXT_RULE) -> FeatureSpec:
         """Return the shape of a model's input, with a table of so many rows for each slot that is given none.
 
@@ -280,6 +305,7 @@ class DataSchema(JsonDocument):
             text_rule=text_rule,
             slot_rows=tuple(rows_of_tables[table] for table in self.slot_tables),
             slot_tables=self.slot_tables,
+            slot_histories=self.slot_histories,
             slot_dimensions=tuple(map(self.dimensions.get, self.slot_columns)),
             slot_names=self.slot_columns,
             dense_names=self.numeric_columns,
@@ -309,6 +335,9 @@ class DataSchema(JsonDocument):
         document = self.to_json()
         for name in ("name", "time_column", *LAYOUT_FIELDS):
             document.pop(name, None)
+        for column in document["sequence_columns"]:
+            if not column["history"]:
+                del column["history"]
         for name in ("tables", "history"):
             # As the hashes of registered models, which know neither.
             if not document[name]:
@@ -344,6 +373,11 @@ def _check_columns(schema: DataSchema) -> None:
             f"a sequence of the history must have a name that no column of the rows has, got {in_rows[0]!r} for "
             f'both; give it another one, such as past_{in_rows[0]} = "{in_rows[0]}"'
         )
+    for names in schema.histories:
+        most = [schema.list_columns[name].max_length for name in names]
+        if len(set(most)) > 1:
+            found = ", ".join(f"{own} of {name}" for own, name in zip(most, names, strict=True))
+            raise ConfigurationError(f"columns of one history must have one max_length, got {found}")
     lists = schema.multi_hot_columns + schema.sequence_columns
     not_both = (*schema.target_columns, *(each.name for each in lists))
     for what, columns in (

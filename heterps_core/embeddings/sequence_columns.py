@@ -66,6 +66,9 @@ class SequenceColumns:
     after: int
     """Columns after the lengths."""
 
+    histories: tuple[tuple[int, ...], ...]
+    """Sequences whose values are of the same events."""
+
     @property
     def padded_width(self) -> int:
         """Columns of an activation with padded sequences."""

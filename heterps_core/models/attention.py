@@ -32,7 +32,7 @@ class AttentionPooling(nn.Module):
         """Return [B, output_width]: the kept columns, then a vector for each sequence."""
         kept_BW = self.columns.without_values(activation_BW)
         pooled = [
-            encode_by_length(activation_BW, kept_BW[:, :0], self.columns, place, partial(_pooled, query_D))
+            encode_by_length(activation_BW, kept_BW[:, :0], self.columns, [place], partial(_pooled, query_D))
             for place, query_D in enumerate(self.queries)
         ]
         return torch.cat([kept_BW, *pooled], 1)

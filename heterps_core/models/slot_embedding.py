@@ -130,6 +130,7 @@ class SlotEmbedding(nn.Module):
             lengths=tuple(lengths[place] for place in self.sequences),
             dimension=dimension,
             after=features.num_dense if include_dense else 0,
+            histories=_by_history([features.slot_histories[self.slots[place]] for place in self.sequences]),
         )
         self.packs_sequences = packs_sequences and bool(self.sequences)
         self.output_width = self.sequence_columns.padded_width
@@ -254,6 +255,19 @@ class SlotEmbedding(nn.Module):
         rows_BK = None if self.table.is_announced else self.row_numbers(batch)
         packs = self.packs_sequences
         return self.table.lookup(rows_BK, activation_BW, after_BV, dtype=dtype, packs=packs)
+
+
+def _by_history(histories: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of each history, by their own number.
+
+    Example:
+        >>> _by_history([3, 4, 3])
+        ((0, 2), (1,))
+    """
+    return tuple(
+        tuple(place for place, own in enumerate(histories) if own == history)
+        for history in dict.fromkeys(histories)
+    )
 
 
 def add_tower(

@@ -21,7 +21,14 @@ from heterps_core.data.history.event_join import EventJoin
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.column_texts import column_texts, identity_problem
 from heterps_core.data.reading.parquet_reader import plain_column
-from heterps_core.data.reading.row_batch import categories_of, clean, clean_lists, is_number, shorten
+from heterps_core.data.reading.row_batch import (
+    categories_of,
+    clean,
+    clean_lists,
+    is_number,
+    shorten,
+    unequal_lists,
+)
 from heterps_core.data.row_arrays import dense_input, ids_of_texts
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -79,6 +86,9 @@ def model_input(
         else _texts(name, columns[name], schema)
         for name in (schema.row_slots if is_joined else schema.slot_columns)
     ]
+    unequal = unequal_lists(dict(zip(schema.slot_columns, texts, strict=False)), schema)
+    if unequal is not None:
+        raise DataError(SOURCE, f"row {unequal[0] + 1}: {unequal[1]}")
     if is_joined:
         assert events is not None
         key, time = schema.pointer_columns

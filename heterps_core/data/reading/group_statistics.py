@@ -32,6 +32,9 @@ def unproven_groups(footer: pq.FileMetaData, schema: DataSchema) -> dict[int, bo
 
 def _is_proven(chunk: pq.ColumnChunkMetaData, kind: pq.ColumnSchema, name: str, schema: DataSchema) -> bool:
     """Tell whether statistics show that all values of a column of a row group can be used; they do not count NaN."""
+    if any(name in names for names in schema.histories):
+        # Their lists must be as long as each other.
+        return False
     is_whole = chunk.physical_type in ("INT32", "INT64", "BOOLEAN")
     if name not in schema.target_columns and is_whole:
         return True

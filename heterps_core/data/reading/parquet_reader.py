@@ -21,9 +21,11 @@ from heterps_core.data.reading.row_batch import (
     RowBatch,
     check_rows,
     check_targets,
+    clean_lists,
     is_list,
     is_number,
     row_problem,
+    unequal_lists,
 )
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
@@ -318,7 +320,16 @@ def _find_bad_row(
     """Return the error of the first bad row of a row group; rows count from 1."""
     names = (*schema.target_columns, *schema.numeric_columns)
     columns = [column_texts(record_batch.column(name)).to_pylist() for name in names]
+    lists = {
+        name: clean_lists(record_batch.column(name), schema, is_padded=False)
+        for names in schema.histories
+        for name in names
+        if name in schema.row_slots
+    }
+    unequal = unequal_lists(lists, schema)
     for number, values in enumerate(zip(*columns, strict=True), start=num_before + 1):
+        if unequal is not None and number == num_before + 1 + unequal[0]:
+            return DataError(path, f"row {number}: {unequal[1]}")
         problem = row_problem(dict(zip(names, values, strict=True)), schema)
         if problem:
             return DataError(path, f"row {number}: {problem}")

@@ -86,6 +86,8 @@ def check_rows(record_batch: pa.RecordBatch, schema: DataSchema, *, is_padded: b
         else clean(columns[name], schema, is_padded=is_padded)
         for name in schema.row_slots
     )
+    if unequal_lists(dict(zip(schema.row_slots, texts, strict=True)), schema) is not None:
+        return None
     # A null became NaN, so fewer finite numbers than values means that "nan" or "inf" was written.
     if targets is None or int(np.isfinite(numbers).sum()) != num_present:
         return None
@@ -158,6 +160,29 @@ def row_problem(row: Mapping[str, str | None], schema: DataSchema) -> str | None
             return (
                 f"column {column} must be a finite number or empty, got {shorten(value)}; "
                 f"if that means a missing value, add it to missing_markers of the schema"
+            )
+    return None
+
+
+def unequal_lists(columns: Mapping[str, pa.Array], schema: DataSchema) -> tuple[int, str] | None:
+    """Return the first row with other numbers of values in columns of one history, from 0, and what is wrong there.
+
+    An empty list counts as one of a missing value.
+    """
+    for names in schema.histories:
+        if names[0] not in columns:
+            continue
+        lengths = [
+            pc.fill_null(pc.list_value_length(columns[name]), 0).to_numpy(zero_copy_only=False).clip(min=1)
+            for name in names
+        ]
+        is_unequal = np.any([each != lengths[0] for each in lengths], axis=0)
+        if is_unequal.any():
+            row = int(is_unequal.argmax())
+            found = ", ".join(f"{each[row]} in {name}" for name, each in zip(names, lengths, strict=True))
+            return row, (
+                f"columns of one history must have as many values in a row, got {found}; write empty texts for "
+                f"values that are missing"
             )
     return None
 

@@ -18,7 +18,14 @@ import pyarrow.csv as pa_csv
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import open_text, unreadable
 from heterps_core.data.reading.quote_escapes import WAY_OUT, QuoteEscapes
-from heterps_core.data.reading.row_batch import RowBatch, check_rows, row_problem, shorten
+from heterps_core.data.reading.row_batch import (
+    RowBatch,
+    check_rows,
+    clean_lists,
+    row_problem,
+    shorten,
+    unequal_lists,
+)
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -289,4 +296,15 @@ def _line_problem(fields: list[str], layout: TextLayout, schema: DataSchema) -> 
             f"expected {len(layout.columns)} fields of the {schema.name} schema separated by {layout.delimiter!r}, "
             f"got {len(fields)}; {way_out}"
         )
-    return row_problem(dict(zip(layout.columns, fields, strict=True)), schema)
+    row = dict(zip(layout.columns, fields, strict=True))
+    problem = row_problem(row, schema)
+    if problem is None:
+        lists = {
+            name: clean_lists(pa.array([row[name]]), schema, is_padded=layout.is_padded)
+            for names in schema.histories
+            for name in names
+            if name in schema.row_slots
+        }
+        unequal = unequal_lists(lists, schema)
+        problem = None if unequal is None else unequal[1]
+    return problem

@@ -158,9 +158,9 @@ class HistoryAttention(nn.Module):
     They begin near 1: from near 0 neither the values nor their fit would learn for long.
     """
 
-    def __init__(self, columns: SequenceColumns, place: int, *, context_width: int) -> None:
+    def __init__(self, columns: SequenceColumns, sequences: Sequence[int], *, context_width: int) -> None:
         super().__init__()
-        self.columns, self.place, dimension = columns, place, columns.dimension
+        self.columns, self.sequences, dimension = columns, sequences, columns.dimension
         self.query = nn.Linear(context_width, dimension)
         self.unit = mlp(4 * dimension, _HISTORY_WIDTHS)
         self.weight = nn.Linear(_HISTORY_WIDTHS[-1], 1)
@@ -168,7 +168,7 @@ class HistoryAttention(nn.Module):
 
     def forward(self, activation_BW: Tensor, context_BW: Tensor) -> Tensor:
         """Return [B, D]."""
-        return encode_by_length(activation_BW, context_BW, self.columns, self.place, self._pooled)
+        return encode_by_length(activation_BW, context_BW, self.columns, self.sequences, self._pooled)
 
     def _pooled(self, context_BW: Tensor, values_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
         query_BTD = self.query(context_BW).unsqueeze(1).expand_as(values_BTD)

@@ -105,5 +105,5 @@ def test_rows_are_padded_by_a_quarter_at_most_and_by_a_tenth_in_the_mean():
 
 
 def test_no_rows_are_as_wide_as_padded_ones():
-    columns = SequenceColumns(before=1, lengths=(4,), dimension=2, after=0)
+    columns = SequenceColumns(before=1, lengths=(4,), dimension=2, after=0, histories=((0,),))
     assert columns.width(torch.empty(0, 1, dtype=torch.int64)) == columns.padded_width == 10

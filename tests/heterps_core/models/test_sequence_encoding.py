@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,9 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.models.architectures.histories import hstu
-from heterps_core.models.chain import build_chain, run_layers
+from heterps_core.models.chain import build_chain, load_builder, run_layers
+from heterps_core.models.sequence_encoding import encode_by_length
+from heterps_core.models.slot_embedding import SlotEmbedding
 
 LENGTHS = (70, 33)
 FEATURES = FeatureSpec(
@@ -85,3 +89,37 @@ def test_pointwise_attention_in_blocks_has_the_values_and_gradients_of_its_formu
     )
     for gradient, of_formula in zip(of_found, of_expected, strict=True):
         torch.testing.assert_close(gradient, of_formula, rtol=1e-4, atol=1e-4)
+
+
+def test_vectors_of_one_event_are_added():
+    aligned = replace(FEATURES, slot_lengths=(1, 70, 70), slot_histories=(0, 1, 1))
+    layer = SlotEmbedding(aligned, dimension=3, keeps_sequences=True, packs_sequences=True)
+    layer.attach_table(layer.new_table("embedding", RowWiseSGD(), seed=1))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 50, (5, 141), generator=generator)
+    counts = torch.tensor([1, 70, 20, 3, 44])
+    for first in (1, 71):
+        ids[:, first : first + 70][torch.arange(70) >= counts[:, None]] = NO_ID
+    activation = layer(ClickBatch(dense=torch.zeros(5, 2), ids=ids, labels=torch.zeros(5)))
+    (history,) = layer.sequence_columns.histories
+
+    def last_and_sum(_, values, lengths):
+        rows = torch.arange(len(values))
+        return torch.cat([values[rows, lengths.squeeze(1) - 1], values.sum(1)], 1)
+
+    found = encode_by_length(activation, activation[:, :0], layer.sequence_columns, history, last_and_sum)
+
+    weight = layer.table.weight_RD
+    for row, count in enumerate(counts.tolist()):
+        events = weight[50 + ids[row, 1 : 1 + count]] + weight[110 + ids[row, 71 : 71 + count]]
+        torch.testing.assert_close(found[row], torch.cat([events[-1], events.sum(0)]))
+
+
+@pytest.mark.parametrize("model", ["din", "sasrec", "hstu"])
+def test_a_model_has_one_encoder_for_the_columns_of_one_history(model):
+    aligned = replace(FEATURES, slot_lengths=(1, 70, 70), slot_histories=(0, 1, 1))
+
+    for features, number in ((FEATURES, 2), (aligned, 1)):
+        module = load_builder(model)(features)
+        encoders = module.history if model == "din" else module.encoders
+        assert len(encoders) == number

@@ -22,8 +22,8 @@ class DIN(HistoryModel):
         """Make the layers."""
         self.make_embedding(features, dimension)
         self.history = nn.ModuleList(
-            HistoryAttention(self.columns, place, context_width=self.context_width)
-            for place in range(len(self.columns.lengths))
+            HistoryAttention(self.columns, sequences, context_width=self.context_width)
+            for sequences in self.columns.histories
         )
         self.make_deep(self.context_width + len(self.history) * dimension, features.num_labels)
 

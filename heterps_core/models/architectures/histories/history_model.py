@@ -5,6 +5,8 @@ Shapes: B rows, T values of a sequence, D values of a vector, W columns, L label
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -66,11 +68,14 @@ class HistoryEncoder(HistoryModel):
         self.encoders = nn.ModuleList(
             _Encoder(
                 self.columns,
-                place,
+                sequences,
                 self.context_width,
-                [self.block(dimension, most=length + 1) for _ in range(self.BLOCKS)],
+                [
+                    self.block(dimension, most=self.columns.lengths[sequences[0]] + 1)
+                    for _ in range(self.BLOCKS)
+                ],
             )
-            for place, length in enumerate(self.columns.lengths)
+            for sequences in self.columns.histories
         )
         self.make_deep(self.context_width + len(self.encoders) * dimension, features.num_labels)
 
@@ -86,18 +91,22 @@ class _Encoder(nn.Module):
     """The candidate after a sequence's blocks."""
 
     def __init__(
-        self, columns: SequenceColumns, place: int, context_width: int, blocks: list[nn.Module]
+        self,
+        columns: SequenceColumns,
+        sequences: Sequence[int],
+        context_width: int,
+        blocks: list[nn.Module],
     ) -> None:
         super().__init__()
-        self.columns, self.place = columns, place
-        length, dimension = columns.lengths[place], columns.dimension
+        self.columns, self.sequences = columns, sequences
+        length, dimension = columns.lengths[sequences[0]], columns.dimension
         self.candidate = nn.Linear(context_width, dimension)
         self.positions = nn.Parameter(torch.empty(length, dimension).normal_(0, dimension**-0.5 / 10))
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, activation_BW: Tensor, context_BW: Tensor) -> Tensor:
         """Return [B, D]."""
-        return encode_by_length(activation_BW, context_BW, self.columns, self.place, self._encoded)
+        return encode_by_length(activation_BW, context_BW, self.columns, self.sequences, self._encoded)
 
     def _encoded(self, context_BW: Tensor, values_BTD: Tensor, length_B1: Tensor) -> Tensor:
         places = torch.arange(values_BTD.shape[1] + 1, device=values_BTD.device)

@@ -104,5 +104,7 @@ def fat(rows: pa.Table, events: pa.Table) -> tuple[pa.Table, DataSchema]:
             [[pair[index] for pair in of_row] for of_row in histories(rows, events)], pa.list_(pa.string())
         )
         rows = rows.append_column(name, lists)
-    columns = tuple(SequenceColumn(name=name, max_length=MOST) for name in ("past_items", "past_actions"))
+    columns = tuple(
+        SequenceColumn(name=name, max_length=MOST, history="past") for name in ("past_items", "past_actions")
+    )
     return rows, replace(SCHEMA, history=None, sequence_columns=columns)
