@@ -200,7 +200,7 @@ class DataSchema(JsonDocument):
             ()
             if history is None
             else tuple(
-                SequenceColumn(name=name, max_length=history.max_length, history=history.table)
+                SequenceColumn(name=name, max_length=history.max_length, history="schema.history")
                 for name in history.columns
             )
         )

@@ -223,6 +223,13 @@ def test_a_history_that_makes_no_column_of_its_own_is_refused(changes, message):
         schema_of("events", **changes)
 
 
+def test_a_table_that_moved_means_the_same_to_a_model():
+    here, there = schema_of("here"), schema_of("delta:///there")
+
+    assert (here.meaning, here.history_columns) == (there.meaning, there.history_columns)
+    assert here.meaning != schema_of("here", max_length=MOST + 1).meaning
+
+
 def test_a_history_of_no_event_is_refused_with_the_limits():
     document = schema_of("events").to_json()
     document["history"]["max_length"] = 0
