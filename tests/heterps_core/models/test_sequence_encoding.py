@@ -12,6 +12,8 @@ from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.models.architectures.histories import hstu
+from heterps_core.models.architectures.histories.hstu import HSTU
+from heterps_core.models.architectures.histories.sasrec import SASRec
 from heterps_core.models.chain import build_chain, load_builder, run_layers
 from heterps_core.models.sequence_encoding import encode_by_length
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -72,6 +74,15 @@ def test_a_replica_without_rows_learns_nothing(model):
 
     assert logits.shape == (0, 1)
     assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("model", [SASRec, HSTU])
+def test_a_block_makes_one_token_of_each_row_as_it_makes_all(model):
+    torch.manual_seed(0)
+    block = model.block(model, 8, most=12)
+    tokens, places = torch.randn(3, 12, 8), torch.tensor([[0], [7], [11]])
+
+    torch.testing.assert_close(block(tokens, places)[:, 0], block(tokens)[torch.arange(3), places[:, 0]])
 
 
 def test_pointwise_attention_in_blocks_has_the_values_and_gradients_of_its_formula(monkeypatch):

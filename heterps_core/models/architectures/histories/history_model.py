@@ -49,6 +49,8 @@ class HistoryEncoder(HistoryModel):
     def block(self, dimension: int, *, most: int) -> nn.Module:
         """Return a block: tokens [B, T, D] in and out, each sees itself and those before it.
 
+        Called with places [B, 1] too, it returns the tokens there alone [B, 1, D].
+
         Args:
             most: Tokens of the longest sequence.
         """
@@ -116,11 +118,21 @@ class _Encoder(nn.Module):
         is_candidate_BT1 = (places == length_B1).unsqueeze(2)
         candidate_B1D = self.candidate(context_BW).unsqueeze(1)
         tokens_BTD = candidate_B1D.where(is_candidate_BT1, F.pad(values_BTD, (0, 0, 0, 1)))
-        for block in self.blocks:
+        *others, last = self.blocks
+        for block in others:
             tokens_BTD = block(tokens_BTD)
-        last_B1D = length_B1.unsqueeze(2).expand(-1, 1, tokens_BTD.shape[2])
-        encoded_BD: Tensor = tokens_BTD.gather(1, last_B1D).squeeze(1)
-        return encoded_BD
+        encoded_B1D: Tensor = last(tokens_BTD, length_B1)
+        return encoded_B1D.squeeze(1)
+
+
+def token_at(tokens_BTD: Tensor, places_B1: Tensor) -> Tensor:
+    """Return a token of each row [B, 1, D]."""
+    return tokens_BTD.gather(1, places_B1.unsqueeze(2).expand(-1, 1, tokens_BTD.shape[2]))
+
+
+def seen_from(tokens_BTD: Tensor, places_B1: Tensor) -> Tensor:
+    """Return the tokens at a place and before it, bool [B, 1, 1, T]."""
+    return (torch.arange(tokens_BTD.shape[1], device=tokens_BTD.device) <= places_B1)[:, None, None]
 
 
 def in_heads(tokens_BTD: Tensor, heads: int) -> Tensor:
