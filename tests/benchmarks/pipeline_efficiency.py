@@ -80,9 +80,11 @@ NUM_ROUNDS = 15
 NUM_READING_ROUNDS = 5
 STEPS_PER_ROUND = 10
 NUM_CLICKS = 100_000
-NUM_UNEQUAL_ROUNDS = 3
-STEPS_PER_CHECKPOINT, STEPS_TOGETHER, SETTLED_PARTS = 40, 240, 3
-ALONE_S = 8.0
+NUM_UNEQUAL_RUNS = 3
+STEPS_PER_CHECKPOINT, STEPS_TOGETHER, SETTLED_PARTS = 64, 256, 2
+FIRST_STEP, LAST_STEP, LAST_EQUAL_STEP = 3, 62, 31
+"""Of those after a checkpoint, without the steps that fill the pipeline; and the last before shares may change."""
+ALONE_S = 10.0
 
 
 def run(*, seed: int = 0) -> list[dict[str, Any]]:
@@ -105,15 +107,16 @@ def run(*, seed: int = 0) -> list[dict[str, Any]]:
                 higher_is_better=False,
             ),
         ]
-    rounds = [measure_unequal_replicas(seed + number) for number in range(NUM_UNEQUAL_ROUNDS)]
-    print_rounds(rounds)
-    for way in ("equal", "measured"):
-        figures.append(
-            figure(
-                f"{way}_shares_over_sum_of_replicas",
-                [speeds[way] / (speeds["fast"] + speeds["slow"]) for speeds in rounds],
-            )
-        )
+    runs = [measure_unequal_replicas(seed + number) for number in range(NUM_UNEQUAL_RUNS)]
+    by_shares = {
+        "equal": [run[0] for run in runs],
+        "measured": [part for run in runs for part in run[SETTLED_PARTS:]],
+    }
+    for way, parts in by_shares.items():
+        print(f"two replicas, {way} shares")
+        print_rounds(parts)
+        ratios = [part["together"] / (part["fast"] + part["slow"]) for part in parts]
+        figures.append(figure(f"{way}_shares_over_sum_of_replicas", ratios))
     for name, shares in measure_reading(seed).items():
         figures.append(figure(name, shares, higher_is_better=False))
     print(
@@ -252,21 +255,19 @@ def cut(runner: StageRunner, batch: ClickBatch, num_microbatches: int) -> list[M
     ]
 
 
-def measure_unequal_replicas(seed: int) -> dict[str, float]:
-    """Return samples/s of two replicas alone, and of both with equal and with measured shares."""
+def measure_unequal_replicas(seed: int) -> list[dict[str, float]]:
+    """Return samples/s of two replicas alone and together: in parts, the first with equal shares of batches."""
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder), seed)
-        first, second = run_in_processes(train_unequal_replica, 2, folder, seed)
-    return {
-        "fast": first["alone"],
-        "slow": second["alone"],
-        "equal": first["equal"],
-        "measured": first["measured"],
-    }
+        by_rank = run_in_processes(train_unequal_replica, 2, folder, seed)
+    return [
+        {"fast": fast["alone"], "slow": slow["alone"], "together": fast["together"]}
+        for fast, slow in zip(*by_rank, strict=True)
+    ]
 
 
-def train_unequal_replica(rank: int, folder: str, seed: int) -> dict[str, float]:
-    """Train alone, then with the other one."""
+def train_unequal_replica(rank: int, folder: str, seed: int) -> list[dict[str, float]]:
+    """Train with the other replica; after each checkpoint train alone for some seconds, beside the other."""
     # Speeds are compared between machines; here each process is one.
     training_loop.machine_name = lambda: f"machine {rank}"  # type: ignore[attr-defined]
     dataset, run = PreparedDataset.open(f"{folder}/prepared"), RunDirectory(folder)
@@ -281,35 +282,39 @@ def train_unequal_replica(rank: int, folder: str, seed: int) -> dict[str, float]
     )
     stages = [Stage(0, NUM_LAYERS - 1, "cpu", 2)]
     place = join_stage(RankLayout(((0, 1),)), rank, new_group=world_group, is_on_one_node=False)
-    ended_s: list[float] = []
-    together = TrainingLoop.of(
-        MODEL, dataset, config, stages, place, run=run, on_step=lambda _: ended_s.append(time.perf_counter())
-    )
-    writer = CheckpointWriter(run, together.model, group=place.group, world=place.checkpoint_group)
     alone = new_loop(dataset, run, seed)
+    batches = iter(BatchFeed(alone.batches.training_batch, endless(alone)))
+    train(alone, next(batches)[1])
+    parts: list[dict[str, float]] = []
+    begun_s = [0.0]
+
+    def after_step(step: int) -> None:
+        at = step % STEPS_PER_CHECKPOINT
+        if at == FIRST_STEP:
+            parts.append({"alone": speed_alone(alone, batches)})
+            begun_s[0] = time.perf_counter()
+        elif step == LAST_EQUAL_STEP or at == LAST_STEP:
+            num_rows = (at - FIRST_STEP) * BATCH_SIZE
+            parts[-1].setdefault("together", num_rows / (time.perf_counter() - begun_s[0]))
+
+    together = TrainingLoop.of(MODEL, dataset, config, stages, place, run=run, on_step=after_step)
+    writer = CheckpointWriter(run, together.model, group=place.group, world=place.checkpoint_group)
     with throttled() if rank == 1 else nullcontext():
-        share_waiting(alone)
-        dist.barrier()
-        started_s, num_steps = time.perf_counter(), 0
-        for _, microbatches in BatchFeed(alone.batches.training_batch, endless(alone)):
-            train(alone, microbatches)
-            num_steps += 1
-            if time.perf_counter() - started_s > ALONE_S:
-                break
-        speeds = {"alone": num_steps * BATCH_SIZE / (time.perf_counter() - started_s)}
-        dist.barrier()
         replace(together, checkpoints=writer).train(TrainingCursor())
         dist.barrier()
-    # Between checkpoints, and without the step that fills the pipeline.
-    parts = [
-        ended_s[first + 2 : first + STEPS_PER_CHECKPOINT]
-        for first in range(0, STEPS_TOGETHER, STEPS_PER_CHECKPOINT)
-    ]
-    for way, of_way in (("equal", parts[:1]), ("measured", parts[SETTLED_PARTS:])):
-        seconds = sum(part[-1] - part[0] for part in of_way)
-        speeds[way] = sum(len(part) - 1 for part in of_way) * BATCH_SIZE / seconds
-    print(f"rank {rank}: shares {together.runner.place.layout.shares}")
-    return speeds
+    batches.close()
+    return parts
+
+
+def speed_alone(loop: TrainingLoop, batches: Iterator[tuple[TrainingCursor, list[MicroBatch]]]) -> float:
+    """Return samples/s of a replica on its own, while the other trains on its own."""
+    dist.barrier()
+    started_s, num_steps, elapsed_s = time.perf_counter(), 0, 0.0
+    while elapsed_s < ALONE_S:
+        train(loop, next(batches)[1])
+        num_steps, elapsed_s = num_steps + 1, time.perf_counter() - started_s
+    dist.barrier()
+    return num_steps * BATCH_SIZE / elapsed_s
 
 
 def endless(loop: TrainingLoop) -> Iterator[TrainingCursor]:
