@@ -28,6 +28,7 @@ from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, SampledColumn,
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.canonical_text import canonical_text
+from heterps_core.data.reading.column_texts import canonical_texts
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.reading.row_batch import is_list, shown_name
 from heterps_core.data.schema import DataSchema, MultiHotColumn
@@ -35,6 +36,9 @@ from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table
 
 LABEL_NAMES = ("label", "click", "clicked", "is_click", "is_clicked", "target", "converted", "y")
+_WITH_TABLES, _SHARED_VALUES = (CATEGORICAL, MULTI_HOT), 50
+"""Fewer different values may be equal by chance, such as small numbers."""
+
 POSITIVE_TEXTS = ("1", "1.0", "true", "yes", "y", "t", "click", "clicked")
 
 
@@ -111,6 +115,8 @@ def propose_schema(
         for each in sample.columns
     ]
 
+    tables = _shared_tables(columns, sample)
+
     def schema_of(columns: Sequence[SeenColumn]) -> DataSchema:
         def named(*roles: str) -> tuple[str, ...]:
             return tuple(seen.values.name for seen in columns if seen.role in roles)
@@ -132,6 +138,9 @@ def propose_schema(
                 for seen in columns
                 if seen.role == MULTI_HOT
             ),
+            tables={
+                name: table for name, table in tables.items() if {name, table} <= {*named(*_WITH_TABLES)}
+            },
             missing_markers=sample.missing_texts,
             separator=sample.separator,
             list_separator=";" if sample.separator == "|" else "|",
@@ -139,12 +148,46 @@ def propose_schema(
         )
 
     readable = _readable(file, columns, schema_of)
+    schema = schema_of(readable)
     return ProposedSchema(
-        schema=schema_of(readable),
-        columns=readable,
+        schema=schema,
+        columns=[_with_table_named(seen, schema) for seen in readable],
         num_rows=sample.num_rows,
         click_share=float(is_click.mean()),
     )
+
+
+def _shared_tables(columns: Sequence[SeenColumn], sample: TableSample) -> dict[str, str]:
+    """Return by column the name of a table for columns that hold ids of one kind: a category, and lists of it.
+
+    Of the different values of the lists, `_SHARED_VALUES` or more, half are values of the category, too. The table is
+    called as the category.
+    """
+    sampled = {each.name: each for each in sample.columns}
+
+    def values_of(role: str) -> dict[str, pa.StringArray]:
+        texts = {seen.values.name: sampled[seen.values.name].texts for seen in columns if seen.role == role}
+        return {
+            name: canonical_texts(pc.unique(own.flatten() if is_list(own.type) else own).drop_null())
+            for name, own in texts.items()
+        }
+
+    singles = values_of(CATEGORICAL)
+    tables: dict[str, str] = {}
+    for name, own in values_of(MULTI_HOT).items():
+        shared = {single: pc.is_in(own, values).true_count for single, values in singles.items()}
+        best = max(shared, key=shared.__getitem__, default="")
+        if len(own) >= _SHARED_VALUES and 2 * shared.get(best, 0) >= len(own):
+            tables |= {best: best, name: best}
+    return tables
+
+
+def _with_table_named(seen: SeenColumn, schema: DataSchema) -> SeenColumn:
+    table = schema.tables.get(seen.values.name)
+    if table in (None, seen.values.name):
+        return seen
+    remark = f"shares a table with {shown_name(str(table))}: are their values of one kind?"
+    return replace(seen, remark="; ".join(filter(None, (seen.remark, remark))))
 
 
 def _readable(

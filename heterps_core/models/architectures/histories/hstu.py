@@ -63,10 +63,13 @@ _BLOCK_WEIGHTS = 1 << 21
 
 
 def _blocks(query_BHTD: Tensor) -> Iterator[slice]:
-    """Yield tokens of which the weights are worked out together."""
+    """Yield tokens of which the weights are worked out together, the last ones, which have most, first.
+
+    So each block finds room in the memory that the one before it freed.
+    """
     rows, heads, num_tokens, _ = query_BHTD.shape
     size = max(_BLOCK_WEIGHTS // max(rows * heads * num_tokens, 1), 64)
-    for first in range(0, num_tokens, size):
+    for first in reversed(range(0, num_tokens, size)):
         yield slice(first, min(first + size, num_tokens))
 
 
@@ -76,12 +79,12 @@ class _PointwiseAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query_BHTD: Tensor, key_BHTD: Tensor, value_BHTD: Tensor) -> Tensor:
         ctx.save_for_backward(query_BHTD, key_BHTD, value_BHTD)
-        mixed = []
+        mixed_BHTD = torch.empty_like(query_BHTD)
         for own in _blocks(query_BHTD):
             key, value = key_BHTD[:, :, : own.stop], value_BHTD[:, :, : own.stop]
             scores = query_BHTD[:, :, own] @ key.transpose(2, 3)
-            mixed.append(F.silu(scores, inplace=True).tril_(own.start) @ value)
-        return torch.cat(mixed, 2)
+            mixed_BHTD[:, :, own] = F.silu(scores, inplace=True).tril_(own.start) @ value
+        return mixed_BHTD
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
