@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
+from heterps_core.errors import ConfigurationError
 from heterps_core.models.architectures.histories import hstu
 from heterps_core.models.architectures.histories.hstu import HSTU
 from heterps_core.models.architectures.histories.sasrec import SASRec
@@ -134,3 +135,28 @@ def test_a_model_has_one_encoder_for_the_columns_of_one_history(model):
         module = load_builder(model)(features)
         encoders = module.history if model == "din" else module.encoders
         assert len(encoders) == number
+
+
+class Branches(torch.nn.Module):
+    """A model whose forward depends on the lengths of sequences."""
+
+    def __init__(self, features: FeatureSpec) -> None:
+        super().__init__()
+        self.embedding = SlotEmbedding(features, dimension=3, keeps_sequences=True, packs_sequences=True)
+        self.output = torch.nn.Linear(self.embedding.sequence_columns.before + 2, 1)
+
+    def forward(self, batch: ClickBatch) -> torch.Tensor:
+        columns = self.embedding(batch)
+        if self.embedding.sequence_columns.counts(columns).max() > 5:
+            columns = columns * 2
+        return self.output(self.embedding.sequence_columns.without_values(columns))
+
+
+def test_a_forward_that_branches_on_lengths_is_refused_in_one_line():
+    with pytest.raises(
+        ConfigurationError, match="must do the same for all values, so that it can be"
+    ) as caught:
+        build_chain(f"{__name__}:Branches", FEATURES, seed=1)
+
+    assert "move that part into a torch.nn.Module of its own" in str(caught.value)
+    assert "\n" not in str(caught.value)
