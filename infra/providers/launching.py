@@ -8,7 +8,7 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,8 +117,8 @@ class ProcessProvider(Provider):
     ) -> tuple[str, ...]:
         """End all machines of a run; see `Provider.end_run`.
 
-        A node that was up and that its home has forgotten, as after an outage, is charged since it was up; a machine
-        that was asked for and waits is none.
+        A node that was up and that its home has forgotten, as after an outage, is charged since it was up, to the end
+        of its lease; a machine that was asked for and waits is none.
         """
         living = self.living_nodes(run_id)
         intents = [entry for entry in ledger.entries(run_id=run_id) if entry.state is EntryState.INTENDED]
@@ -127,8 +127,11 @@ class ProcessProvider(Provider):
                 continue
             if up_at is None:
                 ledger.failed(run_id, node_id, reason=problem, at=self.now())
-            else:
-                ledger.launched(run_id, node_id, provider_instance_id=f"{run_id}/{node_id}", at=up_at)
+                continue
+            ledger.launched(run_id, node_id, provider_instance_id=f"{run_id}/{node_id}", at=up_at)
+            # Out of reach, it ends itself by then.
+            lease_end = self.now() + timedelta(seconds=self.lease_s)
+            ledger.ended(run_id, node_id, reason=reason, at=lease_end)
         return super().end_run(run_id, ledger=ledger, reason=reason, problem=problem)
 
     def _up_since(self, entry: LedgerEntry) -> datetime | None:
