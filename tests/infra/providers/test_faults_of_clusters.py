@@ -258,10 +258,11 @@ class SlurmFaults(Faults):
         assert re.search(f"{way_out}|PartitionConfig", str(self.launch(selector, cores=cores, wait_s=5.0)))
 
     def restore(self):
-        """Wait until all nodes are idle again."""
+        """Wait until all nodes are idle: a controller that lost its last state starts cancelled jobs once more."""
 
         def are_idle():
             try:
+                self.daemons.asked("scancel", "--quiet", "--user=root")
                 states = self.daemons.asked("sinfo", "-h", "-N", "-o", "%T").split()
                 if "drained" in states or "down" in states:
                     names = ",".join(self.daemons.nodes)
