@@ -25,6 +25,7 @@ from heterps_core.data.manifest import (
 )
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.row_batch import RowBatch, first_label
+from heterps_core.data.requests.request_rows import start_before
 from heterps_core.data.row_arrays import RowArrays, UnpaddedIds, rows_as_arrays
 from heterps_core.data.row_groups import RowBuffer, RowGroups
 from heterps_core.errors import DataError
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 _PADDED_IDS = 1 << 24
 """Ids of rows with padded lists that are in memory at once."""
+
+_REQUESTS_OF_LANE = 8
+"""In each batch: up to two of them are cut, which are worked out twice."""
 
 STEPS_AHEAD = 32
 """Row groups in a bucket are asked for so many steps before their first row: more than they take to come."""
@@ -66,6 +70,8 @@ class PreparedDataset:
         self._targets = RowBuffer(
             starts, lambda group: _present(*self._groups.read_targets(group)), num_threads=threads
         )
+        requests = self._groups.requests
+        self._request_starts = None if requests is None else requests.starts
         self._train_starts = self._starts_of_train_rows()
         self.largest_group_rows = self._groups.largest_group_rows
         self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (int(np.diff(starts).max()) * manifest.row_bytes))
@@ -94,8 +100,10 @@ class PreparedDataset:
     def until(self, num_train_rows: int) -> PreparedDataset:
         """Return the same rows with the first `num_train_rows`, at least 1, to train on; all later ones are held out.
 
-        Row groups that are in memory are shared with it.
+        Row groups that are in memory are shared with it. The cut is moved so that it cuts no request.
         """
+        if self._request_starts is not None:
+            num_train_rows = start_before(self._request_starts, num_train_rows)
         view = copy.copy(self)
         view.manifest = replace(
             self.manifest,
@@ -129,7 +137,7 @@ class PreparedDataset:
         of_groups = [self._groups.read_targets(group) for group in groups]
         labels = [np.zeros(0, np.uint8), *(first_label(labels) for labels, _ in of_groups)]
         weights = [np.zeros(0, np.float32), *(weights for _, weights in of_groups if weights is not None)]
-        has_weights = self.manifest.schema.weight_column is not None
+        has_weights = self.manifest.schema.has_weights
         return np.concatenate(labels)[mine], np.concatenate(weights)[mine] if has_weights else None
 
     def parts(
@@ -158,6 +166,13 @@ class PreparedDataset:
         return tuple(
             file for file, end in zip(self.manifest.sources, ends.tolist(), strict=True) if end > first
         )
+
+    @property
+    def rows_per_request(self) -> float:
+        """Rows of a request in the mean; 1 where the schema has no requests."""
+        if self._request_starts is None:
+            return 1.0
+        return float(self._request_starts[-1]) / (len(self._request_starts) - 1)
 
     @property
     def events(self) -> EventStore | None:
@@ -205,7 +220,12 @@ class PreparedDataset:
         """
         if self._order is None or self._order_key != (epoch, seed, batch_size):
             self._order = EpochOrder(
-                self._train_starts, batch_size=batch_size, seed=seed, epoch=epoch, max_lanes=self._max_lanes
+                self._train_starts,
+                batch_size=batch_size,
+                seed=seed,
+                epoch=epoch,
+                max_lanes=self._lanes_of(batch_size),
+                request_starts=self._request_starts,
             )
             self._order_key = (epoch, seed, batch_size)
         return self._rows_of(self._order, batch_index, positions)
@@ -269,8 +289,17 @@ class PreparedDataset:
 
     def _lanes(self, num_rows: int, batch_size: int) -> EpochOrder:
         return EpochOrder(
-            np.array([0, max(num_rows, 1)]), batch_size=batch_size, seed=None, max_lanes=self._max_lanes
+            np.array([0, max(num_rows, 1)]),
+            batch_size=batch_size,
+            seed=None,
+            max_lanes=self._lanes_of(batch_size),
         )
+
+    def _lanes_of(self, batch_size: int) -> int:
+        """Return the most lanes of a batch, whose parts have whole requests but for the first and the last."""
+        requests = 1 if self._request_starts is None else _REQUESTS_OF_LANE
+        rows_of_lane = max(round(requests * self.rows_per_request), 1)
+        return max(min(self._max_lanes, batch_size // rows_of_lane), 1)
 
     def _starts_of_train_rows(self) -> Int64Array:
         last = self._groups.between(0, self.num_train_rows).stop

@@ -13,6 +13,7 @@ Symbols: G = row groups, N = rows, B = rows of a batch, T = N // B batches, L = 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,8 @@ class EpochOrder:
         group_starts: First row of each row group, then the number of rows [G + 1]; ascending.
         seed: Of the run; None leaves the rows of each lane in their order, which held-out rows are read in.
         max_lanes: So many row groups are held in memory by all replicas of a stage together.
+        request_starts: First row of each request, then the number of rows: rows of a request that lie in one lane and
+            row group stay together, in their order. None shuffles single rows.
 
     Raises:
         ConfigurationError: There is no row, or the batch size is below 1.
@@ -92,13 +95,15 @@ class EpochOrder:
         seed: int | None,
         epoch: int = 0,
         max_lanes: int = MAX_LANES,
+        request_starts: Int64Array | None = None,
     ) -> None:
         if batch_size < 1:
             raise ConfigurationError(f"batch_size must be at least 1, got {batch_size}")
         self._num_rows, self._num_groups = int(group_starts[-1]), len(group_starts) - 1
         if self._num_rows < 1:
             raise ConfigurationError(f"there must be a row to train on, got {self._num_rows}")
-        self._group_starts = group_starts
+        self._group_starts, self._request_starts = group_starts, request_starts
+        self._order_of_requests = lru_cache(2 * max_lanes)(self._ordered_requests)
         self.batch_size = batch_size
         self.num_batches = max(1, self._num_rows // batch_size)
         self._num_lanes = max(1, min(batch_size, max_lanes))
@@ -149,9 +154,28 @@ class EpochOrder:
         group = _permute(place, self._num_groups, self._key)
         first: Int64Array = np.maximum(start, lane_start)
         last: Int64Array = np.minimum(stop, lane_stop)
-        within = _permute(ordered - first, last - first, mix(group.astype(np.uint64) ^ self._key))
-        rows: Int64Array = self._group_starts[group] + (first - start) + within
+        keys = mix(group.astype(np.uint64) ^ self._key)
+        begin: Int64Array = self._group_starts[group] + (first - start)
+        if self._request_starts is None:
+            return begin + _permute(ordered - first, last - first, keys)
+        rows = np.empty_like(ordered)
+        begins, places, number = np.unique(begin, return_index=True, return_inverse=True)
+        for part, place in enumerate(places):
+            mine = np.flatnonzero(number == part)
+            size, offsets = int(last[place] - first[place]), ordered[mine] - first[mine]
+            ends, moved = self._order_of_requests(int(begins[part]), size, int(keys[place]))
+            rows[mine] = begins[part] + offsets + moved[np.searchsorted(ends, offsets, side="right")]
         return rows
+
+    def _ordered_requests(self, begin: int, size: int, key: int) -> tuple[Int64Array, Int64Array]:
+        """Return where each request of some rows ends in their new order, and how far its rows are moved back."""
+        assert self._request_starts is not None
+        inside = slice(*np.searchsorted(self._request_starts, [begin + 1, begin + size]))
+        edges = np.concatenate([[0], self._request_starts[inside] - begin, [size]])
+        order = _permute(np.arange(len(edges) - 1), len(edges) - 1, np.uint64(key))
+        sizes = np.diff(edges)[order]
+        ends = np.cumsum(sizes)
+        return ends, edges[order] - (ends - sizes)
 
     def _permuted_starts(self) -> Starts:
         """Return where each place of the new sequence begins [G + 1]; made in parts, to hold little else."""

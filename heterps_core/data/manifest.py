@@ -150,7 +150,7 @@ class DatasetManifest(JsonDocument):
             )
             if pooling == SEQUENCE
         )
-        num_bytes = self.features.row_bytes + 4 * len(self.schema.weight_columns)
+        num_bytes = self.features.row_bytes + 4 * self.schema.has_weights
         return num_bytes - int(padding) * self.features.id_bytes
 
     @property

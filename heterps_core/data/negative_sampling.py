@@ -29,6 +29,11 @@ def rows_to_keep(
     """
     places = np.arange(first, first + len(labels), dtype=np.uint64)
     is_held_out = places >= np.uint64(num_train_rows)
-    is_drawn = mix(places ^ _KEY) < negative_share * _HASHES
-    kept: npt.NDArray[np.bool_] = (labels == 1) | is_held_out | is_drawn
+    kept: npt.NDArray[np.bool_] = (labels == 1) | is_held_out | are_drawn(places, negative_share)
     return kept
+
+
+def are_drawn(places: npt.NDArray[np.uint64], share: float) -> npt.NDArray[np.bool_]:
+    """Return which places [n] of the source are in a share that a hash draws; of a request the first row's."""
+    drawn: npt.NDArray[np.bool_] = mix(places ^ _KEY) < share * _HASHES
+    return drawn

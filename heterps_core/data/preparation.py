@@ -42,16 +42,25 @@ from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP, write_parquet
 from heterps_core.data.reading.time_order import check_time_order
-from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, footer_name, parquet_name
+from heterps_core.data.requests.request_checks import find_requests
+from heterps_core.data.requests.request_rows import WHOLE, Requests, start_before
+from heterps_core.data.row_groups import (
+    REQUESTS_NAME,
+    SOURCE_STARTS_NAME,
+    STARTS_NAME,
+    RowGroups,
+    footer_name,
+    parquet_name,
+)
 from heterps_core.data.schema import MAX_TABLE_ROWS, DataSchema
-from heterps_core.data.training_rows import check_unproven, with_sample, without_left_out
+from heterps_core.data.training_rows import check_unproven, save_requests, with_sample, without_left_out
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_file import replace_json
 
 logger = logging.getLogger(__name__)
 
 _OWN_NAMES = re.compile(
-    rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
+    rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|{REQUESTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
     r"|events\.json|events-\d\d-\d+\.arrow"
 )
 
@@ -186,6 +195,8 @@ def _prepare_rows(
     if isinstance(slot_rows, int):
         slot_rows = (slot_rows,) * len(schema.slot_columns)
     num_rows, num_eval_rows = int(starts[-1]), _num_held_out(files, list(map(sum, sizes)), request)
+    if schema.request_column is not None:
+        num_eval_rows = _with_whole_requests(directory, files, schema, num_eval_rows)
     manifest = DatasetManifest(
         fingerprint=request.fingerprint,
         schema=schema,
@@ -240,6 +251,23 @@ def _num_held_out(files: Sequence[SourcePath], rows_of_files: list[int], request
             files[0], f"at least 2 rows are needed to train on one and hold out another, got {num_rows}"
         )
     return min(max(1, round(num_rows * request.eval_fraction)), num_rows - 1)
+
+
+def _with_whole_requests(
+    directory: Path, files: Sequence[SourcePath], schema: DataSchema, num_eval_rows: int
+) -> int:
+    """Write where requests begin; return how many rows are held out where none of these is cut."""
+    starts = find_requests(files, schema)
+    save_requests(Requests(starts, np.full(len(starts) - 1, WHOLE, dtype=np.uint8)), directory)
+    if not num_eval_rows:
+        return 0
+    if len(starts) < 3:
+        raise DataError(
+            files[0],
+            f"at least 2 requests are needed to train on one and hold out another, got {len(starts) - 1}",
+        )
+    num_rows = int(starts[-1])
+    return num_rows - min(start_before(starts, num_rows - num_eval_rows), int(starts[-2]))
 
 
 class _TakenFile(NamedTuple):

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,8 @@ from heterps_core.data.reading.parquet_reader import (
     read_group_targets,
 )
 from heterps_core.data.reading.row_batch import RowBatch
+from heterps_core.data.requests.request_checks import differing_row
+from heterps_core.data.requests.request_rows import DRAWN, LEFT_OUT, Requests, is_same_request
 from heterps_core.errors import DataError
 
 STARTS_NAME = "row_groups.npy"
@@ -38,6 +41,10 @@ STARTS_NAME = "row_groups.npy"
 
 SOURCE_STARTS_NAME = "source_row_groups.npy"
 """The same of all rows of the source, where some of them are left out."""
+
+REQUESTS_NAME = "requests.npy"
+"""First row in the source of each request, and its kind [Q + 1, 2] int64, where the schema has requests; then the
+number of rows."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +101,7 @@ class RowGroups:
         num_requests: Requests to buckets of the source, repeats after errors not counted.
         num_bytes: Bytes that the buckets sent.
         events: What rows are joined with; None where the schema has no history.
+        requests: Which rows are of one request; None where the schema has no requests.
     """
 
     def __init__(self, folder: Folder, manifest: DatasetManifest, *, where: object) -> None:
@@ -110,6 +118,11 @@ class RowGroups:
         if self._num_left_out:
             num_source_rows = manifest.num_rows + self._num_left_out
             self._source_starts = self._read_starts(SOURCE_STARTS_NAME, num_source_rows)
+        self.requests = None
+        if self._schema.request_column is not None:
+            with folder(REQUESTS_NAME) as file:
+                source_starts, kinds = np.load(io.BytesIO(file.read())).T
+            self.requests = Requests(source_starts, kinds[:-1].astype(np.uint8))
         self._num_source_train_rows = manifest.num_train_rows + self._num_left_out
         self.largest_group_rows = int(np.diff(self._source_starts).max())
         largest_bytes = self.largest_group_rows * manifest.row_bytes
@@ -132,8 +145,26 @@ class RowGroups:
             DataError: It is damaged, a row breaks the schema, or the file is another one than was prepared.
         """
         batch = self._read(group, read_group, self._schema.used_columns)
-        batch = batch.where(self._kept(group, batch.labels)) if self._num_left_out else batch
-        return batch if self.events is None else self.events.joined(batch, path=self._path_of(group))
+        kept = np.ones(len(batch.labels), dtype=bool)
+        if self._num_left_out:
+            kept = self._kept(group, batch.labels)
+            batch = batch.where(kept)
+        if self.events is not None:
+            batch = self.events.joined(batch, path=self._path_of(group))
+        if self.requests is None:
+            return batch
+        rows = int(self._source_starts[group]) + np.flatnonzero(kept)
+        is_same = is_same_request(self.requests.source_starts, rows)
+        found = differing_row(batch, self._schema, is_same)
+        if found is not None:
+            number = int(np.searchsorted(self._ends, group, side="right"))
+            row = int(rows[found[0]] - self._source_starts[self._first_group(number)]) + 1
+            raise DataError(
+                self._path_of(group),
+                f"column {found[1]} must be equal in all rows of a request, but row {row:,} differs from the row "
+                f"before it; write it alike, or leave {found[1]} out of request_columns",
+            )
+        return replace(batch, weights=self._weights(group, kept, batch.weights))
 
     def read_targets(self, group: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
         """Return labels and weights of a row group, without reading its features; raises as `read`."""
@@ -141,7 +172,7 @@ class RowGroups:
         if not self._num_left_out:
             return labels, weights
         kept = self._kept(group, labels)
-        return labels[kept], None if weights is None else weights[kept]
+        return labels[kept], self._weights(group, kept, None if weights is None else weights[kept])
 
     def num_kept(self, group: int) -> int:
         """Return how many rows of a row group stay by the schema's `negative_share`; raises as `read`."""
@@ -155,7 +186,22 @@ class RowGroups:
         low, high = np.searchsorted(self.starts, [first, stop - 1], side="right") - 1
         return range(int(low), int(high) + 1)
 
+    def _weights(
+        self, group: int, kept: npt.NDArray[np.bool_], weights: npt.NDArray[np.float32] | None
+    ) -> npt.NDArray[np.float32] | None:
+        """Return the weights [n] of the rows that are kept of a row group, where requests stand for others, too."""
+        weight = self._schema.request_weight
+        if self.requests is None or weight is None:
+            return weights
+        kinds = self.requests.kinds_of_rows(*self._source_starts[group : group + 2].tolist())[kept]
+        factors = np.where(kinds == DRAWN, np.float32(weight), np.float32(1.0))
+        return factors if weights is None else factors * weights
+
     def _kept(self, group: int, labels: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+        if self.requests is not None:
+            first, stop = self._source_starts[group : group + 2].tolist()
+            is_kept: npt.NDArray[np.bool_] = self.requests.kinds_of_rows(first, stop) != LEFT_OUT
+            return is_kept
         return rows_to_keep(
             labels,
             first=int(self._source_starts[group]),

@@ -123,6 +123,14 @@ class DataSchema(JsonDocument):
     """Numbers or times by which the rows must be in order, as the latest are held out; the model does not see them
     where no other list names them."""
 
+    request_column: str | None = None
+    """Which request a row is of, where several candidates were shown together: rows of a request follow one another
+    in one file, and are trained on or held out together. The model does not see it where no other list names it."""
+
+    request_columns: tuple[str, ...] = ()
+    """Columns that are equal in all rows of a request, such as the user's: sequences among them are worked out once a
+    request by models that read sequences in order."""
+
     numeric_columns: tuple[str, ...] = ()
     """Columns read as numbers, in the order of the model's dense input."""
 
@@ -250,6 +258,18 @@ class DataSchema(JsonDocument):
         return () if self.time_column is None else (self.time_column,)
 
     @property
+    def request_weight(self) -> float | None:
+        """What rows of a request without a click count for where others are left out; None: all count alike."""
+        if self.request_column is None or self.negative_share == 1.0:
+            return None
+        return 1.0 / self.negative_share
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether rows count for more or less than others."""
+        return self.weight_column is not None or self.request_weight is not None
+
+    @property
     def number_columns(self) -> tuple[str, ...]:
         """All columns that must hold numbers."""
         return (*self.weight_columns, *self.numeric_columns)
@@ -322,9 +342,9 @@ class DataSchema(JsonDocument):
         r"""What is added to a trained model's logits, as rows without a click were left out of its training.
 
         Where a share s of them stays, the odds of a click are 1 / s times those of all rows:
-        :math:`\mathrm{logit}\, p = \mathrm{logit}\, p_s + \log s`.
+        :math:`\mathrm{logit}\, p = \mathrm{logit}\, p_s + \log s`. Of requests those that stay count for the others.
         """
-        return math.log(self.negative_share)
+        return 0.0 if self.request_column else math.log(self.negative_share)
 
     @property
     def meaning(self) -> str:
@@ -333,11 +353,13 @@ class DataSchema(JsonDocument):
         The schema's name, the order of rows and the layout of files are not part of it.
         """
         document = self.to_json()
-        for name in ("name", "time_column", *LAYOUT_FIELDS):
+        for name in ("name", "time_column", "request_columns", *LAYOUT_FIELDS):
             document.pop(name, None)
         for column in document["sequence_columns"]:
             if not column["history"]:
                 del column["history"]
+        if self.request_weight is None:
+            del document["request_column"]
         for name in ("tables", "history"):
             # As the hashes of registered models, which know neither.
             if not document[name]:
@@ -403,11 +425,18 @@ def _check_columns(schema: DataSchema) -> None:
                 f"table_rows must be at least {MIN_SLOT_ROWS}, one row for a missing value and one for the others, "
                 f"got {rows} for {name!r}"
             )
+    no_inputs = sorted(set(schema.request_columns) - {*schema.slot_columns, *schema.numeric_columns})
+    if no_inputs or (schema.request_columns and schema.request_column is None):
+        raise ConfigurationError(
+            f"request_columns must be columns that the model sees, beside a request_column that says which rows are "
+            f"of one request, got {', '.join(no_inputs or schema.request_columns)} and request_column "
+            f"{schema.request_column!r}; name them in the schema, or leave them out of request_columns"
+        )
     no_numbers = sorted(set(schema.count_columns) - set(schema.numeric_columns))
     if no_numbers:
         raise ConfigurationError(f"count_columns must also be numeric_columns, but {no_numbers[0]!r} is not")
     if schema.column_names:
-        needed = (*schema.used_columns, *schema.time_columns)
+        needed = (*schema.used_columns, *schema.time_columns, *filter(None, [schema.request_column]))
         unnamed = [column for column in needed if column not in schema.column_names]
         if unnamed:
             raise ConfigurationError(f"column_names must hold every column in use, but lacks {unnamed[0]!r}")

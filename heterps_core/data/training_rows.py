@@ -16,9 +16,17 @@ import pyarrow.compute as pc
 
 from heterps_core.data.distinct_values import ValueCounter
 from heterps_core.data.manifest import DatasetManifest
+from heterps_core.data.negative_sampling import are_drawn
 from heterps_core.data.numeric_transform import Floats, fit_numeric_transform, take_logarithms
 from heterps_core.data.reading.row_batch import RowBatch, first_label
-from heterps_core.data.row_groups import SOURCE_STARTS_NAME, STARTS_NAME, RowGroups, sampled_runs
+from heterps_core.data.requests.request_rows import Requests, kinds_of_requests
+from heterps_core.data.row_groups import (
+    REQUESTS_NAME,
+    SOURCE_STARTS_NAME,
+    STARTS_NAME,
+    RowGroups,
+    sampled_runs,
+)
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -37,6 +45,9 @@ def without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Pa
     """Number the rows again without those that are left out; reads the labels of the training rows."""
     sizes = np.diff(groups.starts)
     of_training = groups.between(0, manifest.num_train_rows)
+    if groups.requests is not None:
+        groups.requests = _with_kinds(groups.requests, groups, manifest)
+        save_requests(groups.requests, directory)
     with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="labels") as pool:
         sizes[: of_training.stop] = list(pool.map(groups.num_kept, of_training))
     starts = np.cumsum([0, *sizes], dtype=np.int64)
@@ -52,6 +63,23 @@ def without_left_out(manifest: DatasetManifest, groups: RowGroups, directory: Pa
     return replace(
         manifest, num_train_rows=manifest.num_train_rows - num_left_out, num_left_out_rows=num_left_out
     )
+
+
+def save_requests(requests: Requests, directory: Path) -> None:
+    """Write the requests of a source."""
+    kinds = np.append(requests.kinds, 0)
+    np.save(directory / REQUESTS_NAME, np.column_stack([requests.source_starts, kinds]))
+
+
+def _with_kinds(requests: Requests, groups: RowGroups, manifest: DatasetManifest) -> Requests:
+    """Return which requests are trained on; reads the labels of the training rows."""
+    with ThreadPoolExecutor(groups.num_threads, thread_name_prefix="labels") as pool:
+        labels = pool.map(groups.read_targets, groups.between(0, manifest.num_train_rows))
+        is_click = np.concatenate([of_group == 1 for of_group, _ in labels])[: manifest.num_train_rows]
+    starts = requests.source_starts
+    is_drawn = are_drawn(starts[:-1].astype(np.uint64), manifest.schema.negative_share)
+    kinds = kinds_of_requests(starts, is_click, is_drawn, num_train_rows=manifest.num_train_rows)
+    return replace(requests, kinds=kinds)
 
 
 def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> DatasetManifest:

@@ -84,7 +84,9 @@ def _read_by(predictor: ClickPredictor, dataset: PreparedDataset) -> Iterator[Pr
             )
     try:
         kept = {name: getattr(given, name) for name in (*LAYOUT_FIELDS, *_OF_ROWS)}
-        schema = replace(own, **kept, negative_share=1.0, time_column=None)
+        schema = replace(
+            own, **kept, negative_share=1.0, time_column=None, request_column=None, request_columns=()
+        )
         with TemporaryDirectory(prefix="heterps-rows-") as folder:
             rows = prepare_dataset(
                 [source_path(source.path) for source in sources],

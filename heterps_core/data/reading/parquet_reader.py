@@ -98,7 +98,7 @@ def read_group_targets(
         file,
         index,
         schema.target_columns,
-        replace(schema, numeric_columns=(), count_columns=()),
+        replace(schema, numeric_columns=(), count_columns=(), request_columns=()),
         check=lambda rows: check_targets(rows.columns, schema, is_padded=False),
         path=path,
     )

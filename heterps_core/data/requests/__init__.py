@@ -1,0 +1,1 @@
+"""Requests: rows that were shown together, which share what is known of the user."""
