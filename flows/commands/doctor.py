@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     workspace = Workspace.locate()
     checks = list(_all_checks(workspace, provider=options.provider, region=options.region))
     if options.launch and all(check.state is not CheckState.MISSING for check in checks):
-        from tasks.trial_launch import try_launch
+        from tasks.running.trial_launch import try_launch
 
         checks.append(
             tried("trial launch", partial(try_launch, workspace, options.provider, region=options.region))
