@@ -25,7 +25,7 @@ _FEWEST_STEPS = 20
 """Fewer do not say how fast a replica is."""
 
 _FIRST_STEP = 32
-"""The first comparison comes after it, and then after twice as many steps each."""
+"""The first comparison comes after so many steps of an attempt, and then after twice as many each."""
 
 _SLOWER = 1.25
 """Seconds of a step over those before, from which on the machines are not what they were."""
@@ -91,9 +91,11 @@ class MeasuredShares:
     Args:
         layout: Ranks of all stages.
         machines: By rank, the name of the machine or None.
+        first_step: The first step of this attempt (from 1): other machines may take part than before.
     """
 
-    def __init__(self, layout: RankLayout, machines: Sequence[str | None]) -> None:
+    def __init__(self, layout: RankLayout, machines: Sequence[str | None], *, first_step: int = 1) -> None:
+        self._first_step = first_step
         self._stages = {
             stage
             for stage, ranks in enumerate(layout.ranks)
@@ -111,7 +113,10 @@ class MeasuredShares:
         Args:
             is_drained: No row is under way, so that it costs nothing.
         """
-        return bool(self._stages) and (is_drained or (step >= _FIRST_STEP and step.bit_count() == 1))
+        num_steps = step - self._first_step + 1
+        return bool(self._stages) and (
+            is_drained or (num_steps >= _FIRST_STEP and num_steps.bit_count() == 1)
+        )
 
     def following(
         self, layout: RankLayout, measured: Sequence[StepSeconds], *, num_rows: int

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,17 +67,21 @@ def _noise_seed(seed: int, *, step: int, stage: int, replica: int) -> int:
 
 
 class _Reading:
-    """The batches of a training from a cursor on, which a thread reads ahead; a context, in which they are trained.
+    """The batches of a training, which a thread reads ahead; a context, in which they are trained.
 
     Args:
-        waited_s: For data, before.
+        cursor: Of the first batch.
     """
 
-    def __init__(self, loop: TrainingLoop, cursor: TrainingCursor, *, waited_s: float = 0.0) -> None:
-        self.source = loop.batches.swept(map(loop.batches.training_batch, loop.cursors(cursor)), writes=True)
-        self._feed = BatchFeed(lambda _: self.source.next_batch(), loop.cursors(cursor))
-        self._waited_s = waited_s
-        self.batches = iter(self._feed)
+    def __init__(self, loop: TrainingLoop, cursor: TrainingCursor) -> None:
+        self._loop, self._waited_s = loop, 0.0
+        self._begin(cursor)
+
+    def _begin(self, cursor: TrainingCursor) -> None:
+        batches, cursors = self._loop.batches, self._loop.cursors
+        self.source = batches.swept(map(batches.training_batch, cursors(cursor)), writes=True)
+        self._feed = BatchFeed(lambda _: self.source.next_batch(), cursors(cursor))
+        self._batches = iter(self._feed)
 
     def __enter__(self) -> Self:
         return self
@@ -90,10 +94,21 @@ class _Reading:
         """Time for which the training had nothing to do but wait for data."""
         return self._waited_s + self._feed.waited_s
 
+    def next_batch(self) -> tuple[TrainingCursor, list[MicroBatch]] | None:
+        """Return the next batch and its cursor; None after the last."""
+        return next(self._batches, None)
+
+    def begin_again(self, cursor: TrainingCursor) -> None:
+        """Forget what is read ahead, and read from a cursor on by other shares."""
+        self.close()
+        self._waited_s = self.waited_s
+        self._loop.batches.follow_shares()
+        self._begin(cursor)
+
     def close(self) -> None:
         """End the thread; after the last batch that is trained."""
         self.source.__exit__()
-        self.batches.close()
+        self._batches.close()
         self.source.close()
 
 
@@ -161,15 +176,17 @@ class TrainingLoop:
         batches_per_epoch = self.dataset.num_batches(self.config.batch_size)
         num_steps = self.config.num_steps(batches_per_epoch)
         has_replicas = any(len(ranks) > 1 for ranks in self.place.layout.ranks)
-        measured = MeasuredShares(self.place.layout, gather_json(machine_name()) if has_replicas else [])
-        with ExitStack() as stack:
-            reading = stack.enter_context(_Reading(self, cursor))
-            stop = stack.enter_context(StopQuestion(self.run, first_step=cursor.step + 1))
-            coming, is_stopping = next(reading.batches, None), False
+        machines = gather_json(machine_name()) if has_replicas else []
+        measured = MeasuredShares(self.place.layout, machines, first_step=cursor.step + 1)
+        with (
+            _Reading(self, cursor) as reading,
+            StopQuestion(self.run, first_step=cursor.step + 1) as stop,
+        ):
+            coming, is_stopping = reading.next_batch(), False
             if self.checkpoints is not None and coming is not None:
                 self.checkpoints.begin(cursor.step)
             while coming is not None:
-                (at, microbatches), coming = coming, next(reading.batches, None)
+                (at, microbatches), coming = coming, reading.next_batch()
                 cursor = at.after_batch(batches_per_epoch)
                 is_last = is_stopping or coming is None
                 is_saved = is_last or cursor.step % self.config.checkpoint_interval_steps == 0
@@ -189,10 +206,8 @@ class TrainingLoop:
                 if is_stopping:
                     break
                 if is_compared and self._take_shares(measured):
-                    reading.close()
-                    self.batches.follow_shares()
-                    reading = stack.enter_context(_Reading(self, cursor, waited_s=reading.waited_s))
-                    coming = next(reading.batches, None)
+                    reading.begin_again(cursor)
+                    coming = reading.next_batch()
                 # The step that has begun already comes to its end.
                 is_stopping = stop.is_asked_for(
                     cursor.step,

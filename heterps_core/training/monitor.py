@@ -102,7 +102,8 @@ def publish_cluster(run: RunDirectory, cluster: Cluster) -> None:
 def _keep_shares(run: RunDirectory) -> None:
     """Let the next generation begin with the shares of batches that the one before has measured last.
 
-    With other numbers of replicas it measures again.
+    With other numbers of replicas it measures again, and the old shares are removed: a later generation may have as
+    many workers, but on other machines.
     """
     shares = run.read_json(SHARES)
     if shares is None:
@@ -112,6 +113,8 @@ def _keep_shares(run: RunDirectory) -> None:
         stages = zip(job.stages, shares, strict=True)
         kept = tuple(replace(stage, shares=tuple(of_stage)) for stage, of_stage in stages)
         write_signed_json(run, JOB, replace(job, stages=kept).to_json())
+    else:
+        run.delete_file(SHARES)
 
 
 def follow_training(

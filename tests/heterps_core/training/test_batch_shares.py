@@ -78,6 +78,9 @@ def test_steps_are_compared_early_then_rarely_and_on_one_machine_never():
     steps = [step for step in range(1, 1000) if apart.are_compared_after(step, is_drained=False)]
     assert steps == [32, 64, 128, 256, 512]
     assert apart.are_compared_after(7, is_drained=True)
+    resumed = MeasuredShares(LAYOUT, "aba", first_step=1001)
+    steps = [step for step in range(1001, 2001) if resumed.are_compared_after(step, is_drained=False)]
+    assert steps == [1032, 1064, 1128, 1256, 1512]
     assert not any(together.are_compared_after(step, is_drained=True) for step in range(100))
 
 

@@ -137,6 +137,9 @@ def test_workers_that_start_again_begin_with_the_last_shares_if_they_are_as_many
     monitor.publish_cluster(run, CLUSTER.next_generation())
 
     found = TrainingJob.from_json(read_signed_json(run, JOB))
-    assert found.shares == (((48, 16), (64,)) if shares == [[48, 16], [64]] else ((1, 1), (1,)))
+    is_kept = shares == [[48, 16], [64]]
+    assert found.shares == (((48, 16), (64,)) if is_kept else ((1, 1), (1,)))
+    # Those of other numbers of replicas are of workers that are gone, also for later generations and reports.
+    assert run.read_json(SHARES) == (shares if is_kept else None)
     monitor.submit_job(run, job)
     assert run.read_json(SHARES) is None

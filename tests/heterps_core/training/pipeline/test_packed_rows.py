@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -32,7 +34,7 @@ def draw_rows() -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
 def test_rows_arrive_with_their_own_values(dtype, cuts):
     rows_BW, of_rows = draw_rows()
     packed = PackedRows(COLUMNS, dtype)
-    ends = list(zip(cuts, cuts[1:], strict=False))
+    ends = list(pairwise(cuts))
 
     messages = [packed.message(rows_BW, COUNTS, *end) for end in ends]
     sizes = [stop - first for first, stop in ends]
