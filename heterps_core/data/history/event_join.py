@@ -145,6 +145,8 @@ class EventJoin:
             found = as_times(column)
             _check_kind(path, self._history, pa.null() if found is None else found.type, wanted)
             if pa.types.is_timestamp(wanted):
+                # In UTC no hour comes twice.
+                found = found.cast(pa.timestamp(found.type.unit, wanted.tz and "UTC"))
                 found = pc.ceil_temporal(found, 1, unit=_UNITS[wanted.unit])
             elif pa.types.is_integer(wanted) and pa.types.is_floating(found.type):
                 found = pc.ceil(found)

@@ -49,7 +49,8 @@ STORE_NAME = "events.json"
 
 BUCKETS_LOG2 = 6
 
-KEY, TIME = "key", "time"
+KEY = "0"
+"""Columns are named by numbers, as a sequence may have any name: hashes of keys, times, and the history's columns."""
 
 _BATCH_ROWS = 1 << 18
 
@@ -170,6 +171,8 @@ def _update(place: Path, events: Events) -> EventStore:
         for bucket, piece in _split(new, events, Path(scratch)).items():
             before = [place / known.buckets[bucket]] if bucket in known.buckets else []
             buckets[bucket] = f"events-{int(bucket):02d}-{version}.arrow"
+            # A run may have a file of this name, where the list of files was lost: that one stays as it is.
+            (place / buckets[bucket]).unlink(missing_ok=True)
             _write_sorted([*before, piece], place / buckets[bucket])
     if not buckets:
         raise DataError(
@@ -225,7 +228,7 @@ def _read_events(file: SourcePath, events: Events) -> Iterator[pa.RecordBatch]:
             kept = pa.array(has_key)
             for column in found:
                 kept = pc.and_(kept, column.is_valid())
-            yield pa.record_batch(found, names=[KEY, TIME, *history.columns]).filter(kept)
+            yield pa.record_batch(found, names=list(map(str, range(len(found))))).filter(kept)
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -31,7 +31,9 @@ SCHEMA = DataSchema(
 
 
 def schema_of(events: object, **changes: Any) -> DataSchema:
-    return replace(SCHEMA, history=replace(SCHEMA.history, **{"table": str(events)} | changes))
+    history = replace(SCHEMA.history, **{"table": str(events)} | changes)
+    tables = {name: table for name, table in SCHEMA.tables.items() if name in {"item", *history.columns}}
+    return replace(SCHEMA, history=history, tables=tables)
 
 
 def draw_events(

@@ -89,6 +89,20 @@ def test_a_row_one_microsecond_after_an_event_of_whole_seconds_sees_it(tmp_path)
     assert found == histories(ROWS.set_column(3, "seen_at", pc.add(ROWS["seen_at"], 0.5)), EVENTS)
 
 
+def test_times_of_an_hour_that_a_zone_has_twice_are_compared_exactly(tmp_path):
+    clocks_go_back = pa.scalar(datetime.timedelta(seconds=1_793_509_200 - 150), pa.duration("us"))
+
+    def moved(table):
+        times = pc.add(timed(table, "us", "UTC")["seen_at"], clocks_go_back)
+        return with_type(
+            table.set_column(table.column_names.index("seen_at"), "seen_at", times),
+            "seen_at",
+            pa.timestamp("us", "America/New_York"),
+        )
+
+    assert joined(prepared(tmp_path, moved(ROWS), moved(EVENTS))) == histories(ROWS, EVENTS)
+
+
 @pytest.mark.parametrize(("rows", "events"), [("double", "int64"), ("int32", "float"), ("date32", "date32")])
 def test_numbers_and_dates_are_compared_as_such(tmp_path, rows, events):
     def cast(table, kind):
@@ -112,6 +126,15 @@ def test_keys_may_be_texts_that_no_list_of_the_schema_names(tmp_path):
     )
 
     assert joined(prepared(tmp_path, rows, events, key="who")) == histories(ROWS, EVENTS)
+
+
+def test_a_sequence_may_have_any_name(tmp_path):
+    named = schema_of(write(EVENTS, tmp_path / "events.parquet"), columns={"key": "item", "time": "action"})
+
+    items, actions = newest_events(named, tmp_path).lists(pa.array(["3"]), None, path="rows")
+
+    expected = histories(pa.table({"user": [3], "seen_at": [10**9]}), EVENTS)
+    assert [*zip(*items.to_pylist(), *actions.to_pylist(), strict=True)] == expected[0]
 
 
 def test_the_newest_state_is_that_of_all_events_and_a_lookup_may_have_a_time(tmp_path):

@@ -99,3 +99,16 @@ def test_an_update_that_was_cut_off_counts_no_event_twice(tmp_path):
     found = stored(schema, tmp_path, "third")
     assert sum((tmp_path / "third" / name).stat().st_size for name in found) == expected
     assert not [*place.glob("tmp*")]
+
+
+def test_a_store_that_cannot_be_read_is_made_again_beside_the_files_that_a_run_has(tmp_path):
+    schema = schema_of(write(EVENTS, tmp_path / "events" / "1.parquet").parent)
+    before = stored(schema, tmp_path, "before")
+    content = {name: (tmp_path / "before" / name).read_bytes() for name in before}
+    (place,) = tmp_path.glob("events-*")
+    (place / STORE_NAME).write_text("{")
+    write(EVENTS[:50], tmp_path / "events" / "2.parquet")
+
+    stored(schema, tmp_path, "after")
+
+    assert {name: (tmp_path / "before" / name).read_bytes() for name in before} == content
