@@ -121,10 +121,21 @@ class ProcessProvider(Provider):
         of its lease; a machine that was asked for and waits is none.
         """
         living = self.living_nodes(run_id)
-        intents = [entry for entry in ledger.entries(run_id=run_id) if entry.state is EntryState.INTENDED]
-        for node_id, up_at in ((each.node_id, self._up_since(each)) for each in intents):
-            if node_id in living:
+        try:
+            self._note_lost_nodes(run_id, living, ledger=ledger, reason=reason, problem=problem)
+        finally:
+            # A ledger that cannot be written must not keep a machine alive.
+            ended = super().end_run(run_id, ledger=ledger, reason=reason, problem=problem)
+        return ended
+
+    def _note_lost_nodes(
+        self, run_id: str, living: Collection[str], *, ledger: Ledger, reason: EndReason, problem: str
+    ) -> None:
+        for entry in ledger.entries(run_id=run_id):
+            node_id = entry.node_id
+            if entry.state is not EntryState.INTENDED or node_id in living:
                 continue
+            up_at = self._up_since(entry)
             if up_at is None:
                 ledger.failed(run_id, node_id, reason=problem, at=self.now())
                 continue
@@ -132,7 +143,6 @@ class ProcessProvider(Provider):
             # Out of reach, it ends itself by then.
             lease_end = self.now() + timedelta(seconds=self.lease_s)
             ledger.ended(run_id, node_id, reason=reason, at=lease_end)
-        return super().end_run(run_id, ledger=ledger, reason=reason, problem=problem)
 
     def _up_since(self, entry: LedgerEntry) -> datetime | None:
         """Return when the bootstrap of a launch's node was through; None where it was not, or none can see it."""

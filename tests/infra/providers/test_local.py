@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from heterps_core.errors import ConfigurationError, ProvisioningError
+from heterps_core.errors import ConfigurationError, LedgerError, ProvisioningError
 from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.machines.sweeper import sweep
@@ -290,6 +290,41 @@ def test_a_launch_that_fails_half_way_leaves_nothing_and_says_what_it_cost(provi
     first, second = ledger.entries(run_id="r1")
     assert (first.state, first.reason) == (EntryState.ENDED, EndReason.LAUNCH_FAILED)
     assert second.state is EntryState.FAILED
+
+
+def test_a_node_that_was_up_and_was_forgotten_is_charged_to_the_end_of_its_lease(ledger, tmp_path):
+    class ForgetfulProvider(LocalProvider):
+        def start(self, requests, launch):
+            def started():
+                folder = tmp_path / "run" / "nodes" / requests[0].node_id
+                folder.mkdir(parents=True)
+                (folder / "booted").touch()
+                raise ProvisioningError("the home is away")
+                yield
+
+            return started()
+
+    provider = ForgetfulProvider(tmp_path / "leases")
+    with pytest.raises(ProvisioningError, match="the home is away"):
+        launch(provider, ledger, bootstrap(tmp_path / "run"))
+
+    first, second = ledger.entries(run_id="r1")
+    assert (first.state, second.state) == (EntryState.ENDED, EntryState.FAILED)
+    up_for = first.ended_at - first.launched_at
+    assert timedelta(seconds=provider.lease_s) <= up_for < timedelta(seconds=provider.lease_s + 30)
+
+
+def test_machines_end_though_the_ledger_cannot_be_written(provider, ledger, tmp_path, monkeypatch):
+    def failed(*arguments, **keywords):
+        raise LedgerError("database or disk is full")
+
+    launch(provider, ledger, bootstrap(tmp_path / "run", SLEEP))
+    monkeypatch.setattr(ledger, "entries", failed)
+
+    with pytest.raises(LedgerError, match="disk is full"):
+        provider.end_run("r1", ledger=ledger, reason=EndReason.RUN_ENDED)
+
+    assert tagged_pids(provider) == []
 
 
 def test_a_node_ends_itself_when_its_lifetime_is_over(provider, ledger, tmp_path):
