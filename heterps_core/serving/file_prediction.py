@@ -16,6 +16,7 @@ from heterps_core.data.reading.parquet_reader import columns_in_common
 from heterps_core.data.reading.readers import read_columns
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.serving.exported_model import ClickPredictor
+from heterps_core.serving.raw_columns import SOURCE
 
 PROBABILITY = "probability"
 _PARQUET, _CSV = ".parquet", ".csv"
@@ -97,6 +98,9 @@ def _predicted(
             try:
                 probabilities = predictor.predict({name: batch.column(name) for name in features})
             except DataError as error:
+                if error.path != SOURCE:
+                    # The events of a history cannot be read, whatever the row.
+                    raise
                 row = num_before + _first_bad_row(predictor, batch.select(features)) + 1
                 raise DataError(file, f"row {row:,}: {error.problem}") from error
             num_before += batch.num_rows

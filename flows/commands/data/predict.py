@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> None:
         num_rows = predict_files(predictor, files, options.output, kept=kept)
     except DataError as error:
         model = f"version {version.version} ({version.model})"
-        problem = f"{error.problem}; it is read as the rows of {model}, and --version names another"
+        problem = f"{error.problem}; {model} reads it so, and --version names another"
         raise DataError(error.path, problem, line=error.line) from error
     seconds = time.perf_counter() - started_s
     print(

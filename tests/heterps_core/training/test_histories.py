@@ -131,3 +131,16 @@ def test_a_file_is_predicted_by_its_keys_and_times(trained, tmp_path):
     write(ROWS.drop_columns(["seen_at"]), tmp_path / "rows.parquet")
     with pytest.raises(DataError, match="must have the columns seen_at"):
         predict_files(by_pointer, [rows], tmp_path / "out.parquet")
+
+
+def test_events_that_are_gone_are_no_error_of_a_row(trained, tmp_path):
+    rows = write(ROWS, tmp_path / "rows.parquet")
+    events = trained["exported"].parents[1] / "events"
+    events.rename(tmp_path / "moved")
+    try:
+        with pytest.raises(DataError, match="there is no such file or folder") as caught:
+            predict_files(ClickPredictor(trained["exported"]), [rows], tmp_path / "out.parquet")
+    finally:
+        (tmp_path / "moved").rename(events)
+
+    assert caught.value.path == str(events)
