@@ -41,8 +41,8 @@ from heterps_core.data.reading.text_reader import find_layout
 from heterps_core.data.schema import DataSchema, EventHistory
 from heterps_core.errors import DataError
 
-_ROWS_AT_ONCE = 65_536
-"""Their events' places take some tens of MB."""
+_ROWS_AT_ONCE, _EVENTS_AT_ONCE = 1 << 16, 1 << 21
+"""Their places take some tens of MB, and an Arrow array holds 2 GB of their texts."""
 
 _COPIED_BYTES = 1 << 24
 
@@ -167,16 +167,26 @@ class EventJoin:
     def _part(self, keys: pa.Array, times: npt.NDArray[Any]) -> list[pa.ListArray]:
         hashes, has_key = hash_keys(keys)
         numbers = np.where(has_key, (hashes >> np.uint64(64 - BUCKETS_LOG2)).astype(np.int64), -1)
-        starts, counts = np.zeros((2, len(keys)), np.int64)
+        firsts, starts, counts = np.zeros((3, len(keys)), np.int64)
+        rows_of = {
+            number: np.flatnonzero(numbers == number) for number in {*numbers.tolist()} & {*self._buckets}
+        }
+        for number, rows in rows_of.items():
+            firsts[rows], stops = self._buckets[number].between(
+                hashes[rows], times[rows], self._history.max_length
+            )
+            counts[rows] = stops - firsts[rows]
+        if counts.sum() > _EVENTS_AT_ONCE and len(keys) > 1:
+            half = len(keys) // 2
+            parts = self._part(keys[:half], times[:half]), self._part(keys[half:], times[half:])
+            return [pa.concat_arrays(of_column) for of_column in zip(*parts, strict=True)]
         found: list[list[pa.Array]] = [[none] for none in self._none]
         num_found = 0
-        for number in sorted({*numbers.tolist()} & self._buckets.keys()):
-            rows, bucket = np.flatnonzero(numbers == number), self._buckets[number]
-            begin, end = bucket.between(hashes[rows], times[rows], self._history.max_length)
-            stops = num_found + np.cumsum(end - begin)
-            counts[rows], starts[rows], num_found = end - begin, stops - (end - begin), int(stops[-1])
-            places = pa.array(_ranges(begin, end - begin))
-            for column, values in zip(bucket.columns, found, strict=True):
+        for number, rows in rows_of.items():
+            starts[rows] = num_found + np.cumsum(counts[rows]) - counts[rows]
+            num_found += int(counts[rows].sum())
+            places = pa.array(_ranges(firsts[rows], counts[rows]))
+            for column, values in zip(self._buckets[number].columns, found, strict=True):
                 values.append(column.take(places))
         places = pa.array(_ranges(starts, counts))
         offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())

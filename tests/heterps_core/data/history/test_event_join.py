@@ -153,6 +153,30 @@ def test_the_newest_state_is_that_of_all_events_and_a_lookup_may_have_a_time(tmp
     assert before.to_pylist() == expected(100)
 
 
+def test_histories_of_millions_of_events_are_joined_by_parts(tmp_path):
+    times = np.arange(1_000)
+    of_one_user = pa.table(
+        {
+            "user": [1] * 1_000,
+            "seen_at": times,
+            "item": times % 7,
+            "action": pa.array(times).cast(pa.string()),
+        }
+    )
+    schema = schema_of(write(of_one_user, tmp_path / "events.parquet"), max_length=1_000)
+    # The user has no event before time 0, and all of them before time 1,000.
+    row_times = np.arange(6_000) % 1_001
+
+    items, actions = newest_events(schema, tmp_path).lists(
+        pa.array([1] * 6_000), pa.array(row_times), path="rows"
+    )
+
+    assert actions.value_lengths().to_numpy().tolist() == row_times.tolist()
+    numbers = np.concatenate([np.arange(length) for length in row_times])
+    assert (actions.values.cast(pa.string()).cast(pa.int64()).to_numpy() == numbers).all()
+    assert (items.values.cast(pa.string()).cast(pa.int64()).to_numpy() == numbers % 7).all()
+
+
 def test_a_node_elsewhere_copies_the_events_and_leaves_no_file(tmp_path, monkeypatch):
     directory = prepared(tmp_path).directory
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
