@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count
@@ -37,7 +37,7 @@ from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.group_statistics import unproven_groups
 from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
-from heterps_core.data.reading.readers import Source, list_source_files
+from heterps_core.data.reading.readers import Source, columns_to_lack, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP, write_parquet
@@ -134,14 +134,19 @@ def prepare_dataset(
         if present is not None and present.fingerprint == request.fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
             return PreparedDataset(out_dir, present)
-        manifest = _replace(out_dir, (*files, *eval_files), request, events)
+        may_lack = [columns_to_lack(each, schema) for each in (files, eval_files) for _ in each]
+        manifest = _replace(out_dir, (*files, *eval_files), may_lack, request, events)
         logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
         # Before another process may replace it.
         return PreparedDataset(out_dir, manifest)
 
 
 def _replace(
-    out_dir: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
+    out_dir: Path,
+    files: Sequence[SourcePath],
+    may_lack: Sequence[Collection[str]],
+    request: PreparationRequest,
+    events: Events | None,
 ) -> DatasetManifest:
     """Prepare rows beside a folder and put them in its place at the end."""
     partial = out_dir.with_name(f".{out_dir.name}.partial")
@@ -150,7 +155,7 @@ def _replace(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         check_time_order(files, request.schema)
-        manifest = _prepare_rows(partial, files, request, events)
+        manifest = _prepare_rows(partial, files, may_lack, request, events)
         replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
         # A process that has the old files open keeps them.
         shutil.rmtree(out_dir, ignore_errors=True)
@@ -168,7 +173,11 @@ def _replace(
 
 
 def _prepare_rows(
-    directory: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
+    directory: Path,
+    files: Sequence[SourcePath],
+    may_lack: Sequence[Collection[str]],
+    request: PreparationRequest,
+    events: Events | None,
 ) -> DatasetManifest:
     """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
     schema = request.schema
@@ -176,10 +185,13 @@ def _prepare_rows(
         # Arrow leaves Python's lock while it parses and writes.
         taken = list(
             pool.map(
-                lambda number, file, known: _take_file(file, directory, number, schema, known),
+                lambda number, file, known, lacking: _take_file(
+                    file, directory, number, schema, known, may_lack=lacking
+                ),
                 count(),
                 files,
                 request.sources,
+                may_lack,
             )
         )
     if events is not None:
@@ -279,7 +291,13 @@ class _TakenFile(NamedTuple):
 
 
 def _take_file(
-    source: SourcePath, directory: Path, number: int, schema: DataSchema, known: SourceFile
+    source: SourcePath,
+    directory: Path,
+    number: int,
+    schema: DataSchema,
+    known: SourceFile,
+    *,
+    may_lack: Collection[str],
 ) -> _TakenFile:
     """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
     target, is_in_bucket, unproven = directory / parquet_name(number), False, {}
@@ -291,7 +309,7 @@ def _take_file(
             )
         footer = read_footer(target, schema)
     else:
-        footer = read_footer(source, schema)
+        footer = read_footer(source, schema, may_lack=may_lack)
         unproven = unproven_groups(footer, schema)
         if isinstance(source, BucketPath):
             is_in_bucket = True
@@ -305,17 +323,14 @@ def _take_file(
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
     """Refuse categories whose texts the first rule makes of their type, which differs between files (5.0 and 5)."""
     for name in schema.text_columns:
-        first = (
-            next((each for each in columns if _written_as(each.field(name).type)), columns[0])
-            .field(name)
-            .type
-        )
-        for file, found in zip(files, columns, strict=True):
-            if _written_as(found.field(name).type) not in ("", _written_as(first)):
+        types = [each.field(name).type if name in each.names else pa.null() for each in columns]
+        first = next(filter(_written_as, types), types[0])
+        for file, found in zip(files, types, strict=True):
+            if _written_as(found) not in ("", _written_as(first)):
                 raise DataError(
                     file,
                     f"column {name} must be written as in the other files of the source, but holds "
-                    f"{found.field(name).type} where {files[0]} holds {first}, and would be another value to "
+                    f"{found} where {files[0]} holds {first}, and would be another value to "
                     f"the model (5.0 is not 5); write both alike, or leave {name} out of the schema",
                 )
 

@@ -302,7 +302,9 @@ class RowGroups:
             source = self._folder(parquet_name(number))
         except OSError as error:
             raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
-        opened = _OpenFile(source, read_footer(path, self._schema, source=source))
+        # Which columns a file may lack was checked when it was prepared.
+        features = self._schema.feature_columns
+        opened = _OpenFile(source, read_footer(path, self._schema, source=source, may_lack=features))
         known = np.diff(self._source_starts[self._first_group(number) : int(self._ends[number]) + 1]).tolist()
         found = group_sizes(opened.footer)
         if known != found:

@@ -238,6 +238,11 @@ class DataSchema(JsonDocument):
         return tuple(map(tables.index, tables))
 
     @property
+    def feature_columns(self) -> tuple[str, ...]:
+        """Columns of rows that a model reads."""
+        return tuple(dict.fromkeys((*self.numeric_columns, *self.row_slots)))
+
+    @property
     def target_columns(self) -> tuple[str, ...]:
         """Label and weight columns, which predictions are measured by."""
         return (*self.labels, *self.weight_columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain
@@ -40,18 +40,26 @@ _WITHOUT_DICTIONARY = {"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"}
 
 
 def read_footer(
-    path: SourcePath | str, schema: DataSchema, *, source: pa.NativeFile | None = None
+    path: SourcePath | str,
+    schema: DataSchema,
+    *,
+    source: pa.NativeFile | None = None,
+    may_lack: Collection[str] = (),
 ) -> pq.FileMetaData:
     """Return the footer of a Parquet file, whose columns fit a schema.
 
     The path is a name in messages where there is a `source`.
+
+    Args:
+        may_lack: Columns of which a file need not have each one.
 
     Raises:
         DataError: The file is damaged, lacks a column, or holds something else in one.
     """
     with named_reading(path):
         file = pq.ParquetFile(source or open_parquet(path))
-    _check_columns(path, file.schema_arrow, schema)
+    names = [name for name in schema.used_columns if name not in may_lack or name in file.schema_arrow.names]
+    _check_columns(path, file.schema_arrow, schema, names)
     return file.metadata
 
 
@@ -65,7 +73,8 @@ def parquet_file(
         for chunk in map(group.column, range(group.num_columns))
         if not _WITHOUT_DICTIONARY.isdisjoint(chunk.encodings)
     }
-    names = [name for name in schema.categorical_columns if name not in without]
+    there = {footer.schema.column(index).name for index in range(footer.num_columns)}
+    names = [name for name in schema.categorical_columns if name in there and name not in without]
     return pq.ParquetFile(source, metadata=footer, read_dictionary=names, pre_buffer=True)
 
 
@@ -116,7 +125,13 @@ def _checked_group(
     """Return what a check makes of columns of a row group; raises what breaks the schema where it is None."""
     part = f"row group {index} of {file.num_row_groups} "
     with named_reading(path, part):
-        table = file.read_row_group(index, columns=list(names), use_threads=False)
+        there = [name for name in names if name in file.schema_arrow.names]
+        table = file.read_row_group(index, columns=there, use_threads=False)
+    for name in names:
+        if name not in there:
+            # A table has got the column since the file was written.
+            kind = pa.float64() if name in schema.number_columns else pa.string()
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
     try:
         record_batch = _record_batch(table, names, schema)
         for name in set(names) & {*schema.text_columns}:
@@ -131,14 +146,16 @@ def _checked_group(
     return rows
 
 
-def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
+def read_parquet(
+    path: SourcePath, schema: DataSchema, *, may_lack: Collection[str] = ()
+) -> Iterator[RowBatch]:
     """Yield the rows of a Parquet file, one row group after the other.
 
     Raises:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
     with named_reading(path), open_parquet(path) as source:
-        footer = read_footer(path, schema, source=source)
+        footer = read_footer(path, schema, source=source, may_lack=may_lack)
         indices = range(footer.num_row_groups)
         file = parquet_file(source, footer, schema, indices)
         for index in indices:
@@ -210,9 +227,11 @@ def plain_column(column: pa.Array) -> pa.Array:
     return column.cast(_PLAIN_TYPES[kind]) if kind in _PLAIN_TYPES else column
 
 
-def _check_columns(path: SourcePath | str, columns: pa.Schema, schema: DataSchema) -> None:
-    check_names(path, columns.names, schema.used_columns)
-    for name in schema.used_columns:
+def _check_columns(
+    path: SourcePath | str, columns: pa.Schema, schema: DataSchema, names: Sequence[str]
+) -> None:
+    check_names(path, columns.names, names)
+    for name in names:
         found = columns.field(name).type
         column = pa.nulls(0, found)
         if is_list(found) and name in schema.list_columns:

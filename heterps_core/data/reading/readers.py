@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -84,7 +84,7 @@ def read_rows(files: Sequence[SourcePath], schema: DataSchema) -> Iterator[RowBa
     """
     num_rows = 0
     for file in files:
-        for batch in _read_file(file, schema):
+        for batch in _read_file(file, schema, may_lack=columns_to_lack(files, schema)):
             num_rows += len(batch.labels)
             yield batch
     if num_rows == 0:
@@ -103,18 +103,28 @@ def holds_rows(file: SourcePath) -> bool:
         return bool(pq.ParquetFile(source).metadata.num_rows)
 
 
-def check_columns(file: SourcePath, schema: DataSchema) -> None:
+def check_columns(file: SourcePath, schema: DataSchema, *, may_lack: Collection[str] = ()) -> None:
     """Check that a file has the columns of a schema, by its first line or its footer alone.
+
+    Args:
+        may_lack: Columns that a Parquet file need not have.
 
     Raises:
         DataError: It cannot be read, or lacks a column; with what was expected.
     """
-    check = read_footer if is_parquet(file) else check_text_columns
-    check(file, schema)
+    if is_parquet(file):
+        read_footer(file, schema, may_lack=may_lack)
+    else:
+        check_text_columns(file, schema)
 
 
-def _read_file(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
-    return read_parquet(path, schema) if is_parquet(path) else read_text(path, schema)
+def columns_to_lack(files: Sequence[SourcePath], schema: DataSchema) -> set[str]:
+    """Return the features that files of a table may lack, as they are older than these columns."""
+    return {*schema.feature_columns} & files.columns if isinstance(files, TableFiles) else set()
+
+
+def _read_file(path: SourcePath, schema: DataSchema, *, may_lack: Collection[str]) -> Iterator[RowBatch]:
+    return read_parquet(path, schema, may_lack=may_lack) if is_parquet(path) else read_text(path, schema)
 
 
 def read_columns(

@@ -86,18 +86,23 @@ def files_of_table(table: TablePath) -> TableFiles:
     Raises:
         DataError: It cannot be listed, has no file, or files lack statistics of the time column.
     """
-    files = _in_order(snapshot_of(table).files, table)
+    snapshot = snapshot_of(table)
+    files = _in_order(snapshot.files, table)
     if not files:
         raise DataError(table, "must hold at least one data file, got none")
-    return TableFiles(map(_path, files))
+    return TableFiles.of(map(_path, files), _columns(snapshot))
 
 
 def days_of_table(
     table: TablePath, day_of: Callable[[PurePosixPath], date | None]
 ) -> dict[date, tuple[SourcePath, ...]]:
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
-    days = _by_day(snapshot_of(table).files, day_of)
-    return {day: TableFiles(map(_path, _in_order(days[day], table))) for day in sorted(days)}
+    snapshot = snapshot_of(table)
+    days = _by_day(snapshot.files, day_of)
+    return {
+        day: TableFiles.of(map(_path, _in_order(days[day], table)), _columns(snapshot))
+        for day in sorted(days)
+    }
 
 
 def changes_by_day(
@@ -146,6 +151,13 @@ def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:
             f"each file must have statistics of the time_column {column}, by which files are ordered; write the "
             f"table with statistics, or leave time_column out where partitions are days",
         ) from error
+
+
+def _columns(snapshot: Snapshot) -> set[str]:
+    """Return the columns of a table without those that its folders stand for, which no file of Delta holds."""
+    return {name for name, _ in snapshot.columns} - {
+        key for file in snapshot.files for key, _ in file.partition
+    }
 
 
 def _path(file: TableFile) -> SourcePath:

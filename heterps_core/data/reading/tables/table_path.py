@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from heterps_core.data.reading.bucket_path import SourcePath
 
@@ -26,7 +26,15 @@ class TableFile(NamedTuple):
 class TableFiles(tuple[SourcePath, ...]):
     """Data files in the order of time that a table lists: they count, though its log lies above them."""
 
-    __slots__ = ()
+    columns: frozenset[str] = frozenset()
+    """Those of the table; files that are older than a column lack it, and all its values are missing there."""
+
+    @classmethod
+    def of(cls, files: Iterable[SourcePath], columns: Iterable[str]) -> Self:
+        """Return files of a table with such columns."""
+        listed = cls(files)
+        listed.columns = frozenset(columns)
+        return listed
 
 
 class Snapshot(NamedTuple):

@@ -54,6 +54,9 @@ class _Delta:
     def append(self, rows, by=()):
         deltalake.write_deltalake(f"{self.folder}/clicks", rows, mode="append", partition_by=list(by) or None)
 
+    def widen(self, rows):
+        deltalake.write_deltalake(f"{self.folder}/clicks", rows, mode="append", schema_mode="merge")
+
     def delete(self, condition):
         deltalake.DeltaTable(f"{self.folder}/clicks").delete(condition)
 
@@ -82,6 +85,12 @@ class _Iceberg:
             with table.update_spec() as spec:
                 for name in by:
                     spec.add_identity(name)
+        table.append(rows)
+
+    def widen(self, rows):
+        table = self.catalog.load_table("shop.clicks")
+        with table.update_schema() as change:
+            change.union_by_name(rows.schema)
         table.append(rows)
 
     def delete(self, condition):
@@ -147,6 +156,44 @@ def test_a_table_holds_the_rows_of_the_same_parquet_also_once_rows_were_appended
         assert ours.ids.equal(theirs.ids)
         assert ours.labels.equal(theirs.labels)
     assert row_ids(list_source_files(in_time(table.data))) == list(range(80))
+
+
+WITH_AGE = replace(SCHEMA, numeric_columns=("age",), categorical_columns=("town", "shop"))
+
+
+def newer(first, stop):
+    rows = clicks(first, stop)
+    ages = pa.array([float(row) for row in range(first, stop)])
+    return rows.append_column("age", ages).append_column("shop", pa.array(["corner"] * len(rows)))
+
+
+def test_a_column_that_a_table_got_later_is_missing_in_older_files(table, tmp_path):
+    table.append(clicks(0, 40))
+    table.widen(newer(40, 80))
+    plain = tmp_path / "plain.parquet"
+    nothing = pa.nulls(40)
+    older = clicks(0, 40).append_column("age", nothing).append_column("shop", nothing)
+    pq.write_table(pa.concat_tables([older, newer(40, 80)], promote_options="permissive"), plain)
+
+    expected, found = (
+        prepare_dataset(source, schema=WITH_AGE, buckets_per_slot=31, out_dir=tmp_path / f"rows-{name}")
+        for name, source in (("plain", plain), ("table", in_time(table.data)))
+    )
+
+    rows = np.arange(80)
+    assert found.batch(rows).dense.equal(expected.batch(rows).dense)
+    assert found.batch(rows).ids.equal(expected.batch(rows).ids)
+    assert (expected.batch(rows).ids[:40, 1] == 0).all()
+    assert (expected.batch(rows).ids[40:, 1] != 0).all()
+
+
+def test_a_column_that_a_table_has_not_or_stores_in_folders_is_named(table, tmp_path):
+    table.append(clicks(0, 8).take([1, 3, 5]), by=["day"])
+
+    for name in ("colour", "day") if isinstance(table, _Delta) else ("colour",):
+        schema = replace(SCHEMA, categorical_columns=("town", name))
+        with pytest.raises(DataError, match=f"must have the columns {name}; has row"):
+            prepare_dataset(in_time(table.data), schema=schema, out_dir=tmp_path / "rows")
 
 
 def test_rows_that_were_deleted_are_in_no_file_of_the_newest_snapshot(table):
