@@ -1,6 +1,7 @@
 """Tables of Delta and Iceberg: which files count, in which order, and what is refused."""
 
 import json
+import sys
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -369,3 +370,20 @@ def test_files_in_the_folder_of_a_table_name_the_table(tmp_path):
     delta.append(clicks(0, 4))
     with pytest.raises(DataError, match="name the table as delta://"):
         list_source_files(str(Path(tmp_path, "clicks")))
+
+
+@pytest.mark.parametrize(
+    ("data", "module", "package"),
+    [("delta:///clicks", "delta", "deltalake"), ("iceberg://here/shop.clicks", "iceberg", "pyiceberg")],
+)
+def test_a_library_that_is_not_installed_is_named_with_its_extra(data, module, package, monkeypatch):
+    from heterps_core.data.reading import tables
+
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"{tables.__name__}.{module}", raising=False)
+    monkeypatch.delattr(tables, module, raising=False)
+
+    with pytest.raises(ConfigurationError, match=rf"pip install 'heterps\[{module}\]'"):
+        list_source_files(data)
