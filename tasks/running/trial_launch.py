@@ -48,21 +48,23 @@ def try_launch(workspace: Workspace, provider: str, *, region: str | None) -> st
     workspace.create().run_folder(run_id).mkdir(parents=True)
     run = directory_of_run(workspace, provider, run_id)
     began_s = time.monotonic()
-    with rented_for_measuring(
-        workspace,
-        provider,
-        plan,
-        _SMALL,
-        run_id=run_id,
-        run_directory=run,
-        caps=Caps(max_usd_per_run=_MOST_USD),
-        spent_this_month_usd=spent_this_month_usd(workspace, provider),
-    ) as cluster:
-        up_s = time.monotonic() - began_s
-        publish_cluster(run, cluster)
-        results = follow_profiling(run, cluster, time_limit_s=TIME_LIMIT_S)
-        measured_s = time.monotonic() - began_s
-    workspace.forget_run_key(run_id)
+    try:
+        with rented_for_measuring(
+            workspace,
+            provider,
+            plan,
+            _SMALL,
+            run_id=run_id,
+            run_directory=run,
+            caps=Caps(max_usd_per_run=_MOST_USD),
+            spent_this_month_usd=spent_this_month_usd(workspace, provider),
+        ) as cluster:
+            up_s = time.monotonic() - began_s
+            publish_cluster(run, cluster)
+            results = follow_profiling(run, cluster, time_limit_s=TIME_LIMIT_S)
+            measured_s = time.monotonic() - began_s
+    finally:
+        workspace.forget_run_key(run_id)
     if results.problems:
         raise TrainingError("; ".join(results.problems.values()))
     usd = sum(bill.total_usd for bill in bills_of_run(workspace, provider, run_id))

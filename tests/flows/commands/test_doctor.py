@@ -15,6 +15,7 @@ from infra.ledger import ledger_file
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers import provider_of
 from infra.workspace import Workspace
+from tasks.running.live_fleet import only_fleet
 
 
 @pytest.fixture
@@ -62,6 +63,17 @@ def test_a_trial_launch_boots_measures_and_ends_a_machine_that_the_ledger_charge
     assert (entry.instance_type, entry.state) == (machine, EntryState.ENDED)
     assert 0 < float(usd) < 0.01
     assert provider_of(Workspace.locate(), "local").list_instances() == ()
+
+
+def test_a_trial_launch_beside_another_run_is_refused_and_leaves_no_key(doctor, tmp_path):
+    workspace = Workspace(root=tmp_path / "home").create()
+
+    with only_fleet(workspace, "another"):
+        status, printed = doctor("--provider", "local", "--launch", "--json")
+
+    assert status == 1
+    assert "another" in checks(printed)["trial launch"]["found"]
+    assert not [*workspace.keys_directory.iterdir()]
 
 
 def test_nothing_is_launched_where_something_is_missing(doctor, tmp_path, monkeypatch):
