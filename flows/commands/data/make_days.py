@@ -5,12 +5,14 @@ beats one that was trained once. The true click probability of every row is know
 the truth itself reaches, and no model does better but by luck. The same seed goes on where an earlier call ended.
 
 With --listens they are listens to music instead, as Parquet: item, artist, album, and histories of each user, which
-FOLDER.schema.toml joins by pointer. All that can be known of a listen stands in the 32 before it.
+FOLDER.schema.toml joins by pointer. Nearly all that can be known of a listen stands in the 32 before it. Users begin
+on the first day, so one call writes all days.
 
 examples:
   heterps make-days clicks --first-day 2026-11-01 --num-days 8
   heterps make-days clicks --first-day 2026-11-01 --num-days 31 --rows-per-day 100000
   heterps make-days listens --first-day 2026-11-01 --num-days 8 --listens
+  heterps train --data listens --schema-file listens.schema.toml --model hstu
   python -m flows.train_ctr --data clicks --day 2026-11-01
   python -m flows.backfill_ctr --data clicks --first-day 2026-11-02 --last-day 2026-11-07
 

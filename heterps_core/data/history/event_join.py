@@ -86,7 +86,7 @@ class EventJoin:
     """The events that a prepared data set is linked to, or those of a model that predicts.
 
     Attributes:
-        store: What they were made from.
+        store: The files of events that they were made from.
     """
 
     def __init__(self, schema: DataSchema, folder: Folder, *, where: object) -> None:

@@ -57,7 +57,7 @@ _BATCH_ROWS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventStore(JsonDocument):
-    """The files of events in a folder, and what they were made from."""
+    """The sorted files in a folder, and the files of events that they were made from."""
 
     json_form = JsonForm(what="store of events", version=1)
 
@@ -110,7 +110,7 @@ def find_events(history: EventHistory) -> Events:
     """Return the events of a history by the footers of their files.
 
     Raises:
-        DataError: There are none, or they lack a column, or hold in it what cannot be used.
+        DataError: There are none, or they lack a column, or hold a type in it that cannot be used.
     """
     table = TablePath.parse(history.table)
     table = None if table is None else pinned(table)

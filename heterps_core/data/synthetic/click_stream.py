@@ -198,6 +198,9 @@ def consecutive_days(first_day: date, *, num_days: int, rows_per_day: int, seed:
     ):
         if number < least:
             raise ConfigurationError(f"{name} must be at least {least}, got {number}")
+    num_left = (date.max - first_day).days + 1
+    if num_days > num_left:
+        raise ConfigurationError(f"num_days must be at most {num_left} from {first_day} on, got {num_days}")
     return [first_day + timedelta(days=number) for number in range(num_days)]
 
 

@@ -1,7 +1,7 @@
 r"""Synthetic listens of a known truth, by days: who played which track to its end, as in the Yambda logs of music.
 
-Rows have user, time, item, artist, album and action; histories are joined by pointer from the same files, whose
-schema is written beside them. Tracks of a genre are played by Zipf's law, and users stay in a genre for a session.
+Rows have user, time, item, artist, album and action; histories are joined by pointer from the same files, and
+the schema is written beside them. Tracks of a genre are played by Zipf's law, and users stay in one for a session.
 The log-odds that user u plays a track of genre g and artist a to its end are
 
 .. math:: b + q_a + s \sum_{j < n,\ g_j = g} \rho^{n - 1 - j} y_j
@@ -66,7 +66,7 @@ def schema_beside(folder: Path) -> Path:
 def write_listen_days(
     folder: Path, *, first_day: date, num_days: int, rows_per_day: int, seed: int
 ) -> tuple[ClickQuality, ...]:
-    """Write days of listens as folder/day=YYYY-MM-DD/listens.parquet, and return what the truth reaches on each.
+    """Write days of listens as folder/day=YYYY-MM-DD/listens.parquet, and return the best quality on each.
 
     Users begin without a history on the first day, so days are written together. Probabilities are beside each file.
 

@@ -155,6 +155,7 @@ def test_a_model_that_goes_on_every_day_beats_one_that_was_trained_once(days):
     ("changes", "message"),
     [
         ({"num_days": 0}, "num_days must be at least 1, got 0"),
+        ({"num_days": 10**7}, "num_days must be at most .* from 2026-.* on, got 10000000"),
         ({"rows_per_day": 0}, "rows_per_day must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
