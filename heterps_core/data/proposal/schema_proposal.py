@@ -31,6 +31,7 @@ from heterps_core.data.reading.canonical_text import canonical_text
 from heterps_core.data.reading.column_texts import canonical_texts
 from heterps_core.data.reading.readers import check_columns, read_rows
 from heterps_core.data.reading.row_batch import is_list, shown_name
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.schema import DataSchema, MultiHotColumn
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.text_table import Table
@@ -122,8 +123,7 @@ def propose_schema(
             return tuple(seen.values.name for seen in columns if seen.role in roles)
 
         return DataSchema(
-            name=re.sub(r"[^A-Za-z0-9]+", "_", PurePath(source).name.split(".")[0]).strip("_").lower()
-            or "clicks",
+            name=_name_of(source),
             label_column=labels.name,
             label_positive=positive,
             label_negative=negative,
@@ -155,6 +155,18 @@ def propose_schema(
         num_rows=sample.num_rows,
         click_share=float(is_click.mean()),
     )
+
+
+def _name_of(source: str) -> str:
+    """Return a schema's name: the file's without its endings, or that of a table without its namespace.
+
+    Example:
+        >>> _name_of("s3://bucket/Clicks-2026.tsv.gz"), _name_of("iceberg://here/shop.clicks")
+        ('clicks_2026', 'clicks')
+    """
+    table = TablePath.parse(source)
+    name = PurePath(source).name.split(".")[0] if table is None else table.name.rpartition(".")[2]
+    return re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_").lower() or "clicks"
 
 
 def _shared_tables(columns: Sequence[SeenColumn], sample: TableSample) -> dict[str, str]:
