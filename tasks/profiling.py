@@ -332,6 +332,7 @@ def _profile_request(
         batch_size=_rows_of_microbatch(batch_size),
         dataset=str(dataset.directory),
         mean_lengths=dataset.manifest.mean_lengths,
+        rows_per_list=dataset.manifest.rows_per_list,
         dataset_fingerprint=known_as or dataset.manifest.fingerprint,
         **others,
     )

@@ -140,6 +140,7 @@ def write_job(
         config,
         stages,
         mean_lengths=dataset.manifest.mean_lengths,
+        rows_per_list=dataset.manifest.rows_per_list,
         num_train_rows=dataset.num_train_rows,
         largest_group_rows=dataset.largest_group_rows,
         is_dry_run=provisioning.is_dry_run,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heterps_core.data.epoch_order import MAX_LANES, EpochOrder, Int64Array
-from heterps_core.data.features import BUFFER_BYTES, FeatureSpec
+from heterps_core.data.features import BUFFER_BYTES, NO_ID, FeatureSpec
 from heterps_core.data.history.event_store import EventStore
 from heterps_core.data.manifest import (
     FORMAT_VERSION,
@@ -25,7 +25,7 @@ from heterps_core.data.manifest import (
 )
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.row_batch import RowBatch, first_label
-from heterps_core.data.requests.request_rows import start_before
+from heterps_core.data.requests.request_rows import is_same_request, start_before
 from heterps_core.data.row_arrays import RowArrays, UnpaddedIds, rows_as_arrays
 from heterps_core.data.row_groups import RowBuffer, RowGroups
 from heterps_core.errors import DataError
@@ -72,6 +72,8 @@ class PreparedDataset:
         )
         requests = self._groups.requests
         self._request_starts = None if requests is None else requests.starts
+        of_requests = zip(manifest.rows_per_list, manifest.features.id_columns, strict=False)
+        self._request_ids = np.array([id for rows, ids in of_requests if rows > 1.0 for id in ids], np.int64)
         self._train_starts = self._starts_of_train_rows()
         self.largest_group_rows = self._groups.largest_group_rows
         self._max_lanes = min(MAX_LANES, BUFFER_BYTES // (int(np.diff(starts).max()) * manifest.row_bytes))
@@ -166,6 +168,11 @@ class PreparedDataset:
         return tuple(
             file for file, end in zip(self.manifest.sources, ends.tolist(), strict=True) if end > first
         )
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether rows are of requests, which should not be cut."""
+        return self._request_starts is not None
 
     @property
     def rows_per_request(self) -> float:
@@ -263,8 +270,12 @@ class PreparedDataset:
                 buffer.expect(coming)
         return first_row + order.rows(batch_index, positions)
 
-    def batch(self, rows: Int64Array) -> ClickBatch:
+    def batch(self, rows: Int64Array, *, begins: npt.NDArray[np.bool_] | None = None) -> ClickBatch:
         """Return rows as tensors, by their indices [B]; row groups of the last call stay in memory for the next.
+
+        Args:
+            begins: Whether a part of the batch begins with a row [B]: sequences of a request have ids in the first of
+                its rows in a part alone. None gives all rows theirs.
 
         Raises:
             DataError: A row group is damaged.
@@ -276,6 +287,9 @@ class PreparedDataset:
         if self._sequences is not None:
             dense, *targets, columns, sequences = arrays
             arrays = (dense, self._sequences.padded(columns, sequences), *targets)
+        if begins is not None and self._request_starts is not None:
+            shared = np.flatnonzero(is_same_request(self._request_starts, rows) & ~begins)
+            arrays[1][np.ix_(shared, self._request_ids)] = NO_ID
         return ClickBatch.from_numpy(*arrays)
 
     def target_batch(self, rows: Int64Array) -> ClickBatch:

@@ -130,6 +130,10 @@ class DatasetManifest(JsonDocument):
     mean_lengths: tuple[float, ...] = ()
     """Values of a row in each slot, in the mean of the sampled rows; empty for as many as there may be."""
 
+    rows_per_list: tuple[float, ...] = ()
+    """Rows that share the list of a slot in the mean: of a request's sequences those of the request, else 1; empty
+    for 1 each."""
+
     file_groups: tuple[int, ...]
     sources: tuple[SourceFile, ...]
     bucket_files: tuple[int, ...] = ()

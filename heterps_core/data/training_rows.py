@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from heterps_core.data.distinct_values import ValueCounter
+from heterps_core.data.features import SEQUENCE
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.negative_sampling import are_drawn
 from heterps_core.data.numeric_transform import Floats, fit_numeric_transform, take_logarithms
@@ -134,8 +135,21 @@ def with_sample(manifest: DatasetManifest, groups: RowGroups, *, fits: bool) -> 
             num_values[name] / num_rows if name in num_values else 1.0
             for name in manifest.schema.slot_columns
         ),
+        rows_per_list=_rows_per_list(manifest, groups),
         numeric_transform=transform if fits else manifest.numeric_transform,
     )
+
+
+def _rows_per_list(manifest: DatasetManifest, groups: RowGroups) -> tuple[float, ...]:
+    """Return `DatasetManifest.rows_per_list`: sequences of one history are shared together."""
+    if groups.requests is None:
+        return ()
+    features, columns = manifest.features, manifest.schema.request_columns
+    named = zip(features.slot_names, features.slot_histories, strict=True)
+    own = {history for name, history in named if name not in columns}
+    kinds = zip(features.slot_poolings, features.slot_histories, strict=True)
+    mean = manifest.num_rows / (len(groups.requests.starts) - 1)
+    return tuple(mean if kind == SEQUENCE and history not in own else 1.0 for kind, history in kinds)
 
 
 def check_unproven(manifest: DatasetManifest, groups: RowGroups, unproven: Mapping[int, bool]) -> None:

@@ -3,7 +3,8 @@
 An activation is [B, W]: columns of every row, then the values of sequences, then columns of every row again, of which
 the lengths of the sequences come first. Padded, each row has its own values side by side, zeros after the end of each
 sequence. Packed, the values of all rows follow one another, row by row, through all of the middle, so that W follows
-from the sum of the lengths; rows of full sequences are the same in both.
+from the sum of the lengths; rows of full sequences are the same in both. A row without a value has the sequence of
+the row before it, as the candidates of a request have.
 
 Shapes: B rows, S sequences, T most values of a sequence, N values of a batch, D width of a vector, W columns.
 """
@@ -21,8 +22,12 @@ from heterps_core.compute_device import CPU
 
 
 def packed_width(num_values: int, num_rows: int, *, dimension: int, most: int) -> int:
-    """Return the columns that hold the vectors of a batch, at most `most`, those of padded sequences."""
-    return min(-(-num_values * dimension // num_rows), most) if num_rows else most
+    """Return the columns that hold the vectors of a batch: `most`, those of padded sequences, if all are there."""
+    if num_values * dimension == num_rows * most:
+        return most
+    width = -(-num_values * dimension // num_rows)
+    # One column more tells them from padded ones.
+    return width + (width == most)
 
 
 def place_values(vectors_ND: Tensor, middle_BX: Tensor, is_there_BT: Tensor) -> None:
@@ -101,9 +106,10 @@ class SequenceColumns:
         flat = activation_BW[:, self.before : stop].reshape(-1)
         return flat[: len(flat) // self.dimension * self.dimension].view(-1, self.dimension)
 
-    def example(self, num_rows: int, lengths: Sequence[int]) -> Tensor:
-        """Return an activation of zeros whose rows have these lengths."""
-        counts_BS = torch.tensor(lengths, device=CPU).expand(num_rows, -1)
+    def example(self, num_rows: int, lengths: Sequence[int], rows_per_list: Sequence[int]) -> Tensor:
+        """Return an activation of zeros with sequences of these lengths, each of as many rows."""
+        is_first = torch.arange(num_rows, device=CPU)[:, None] % torch.tensor(rows_per_list, device=CPU) == 0
+        counts_BS = torch.tensor(lengths, device=CPU) * is_first
         activation_BW = torch.zeros(num_rows, self.width(counts_BS), device=CPU)
         self.write_counts(activation_BW, counts_BS)
         return activation_BW

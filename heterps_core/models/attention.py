@@ -38,9 +38,10 @@ class AttentionPooling(nn.Module):
         return torch.cat([kept_BW, *pooled], 1)
 
 
-def _pooled(query_D: Tensor, _: Tensor, vectors_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
+def _pooled(query_D: Tensor, columns_BCW: Tensor, vectors_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
     places_T = torch.arange(vectors_BTD.shape[1], device=vectors_BTD.device)
     # The first value is always there: an empty sequence has that of a missing one.
     is_there_BT = places_T < lengths_B1.clamp(min=1)
     scores_BT = (vectors_BTD @ query_D).masked_fill(~is_there_BT, float("-inf"))
-    return (scores_BT.softmax(1).unsqueeze(2) * vectors_BTD).sum(1)
+    pooled_B1D = (scores_BT.softmax(1).unsqueeze(2) * vectors_BTD).sum(1, keepdim=True)
+    return pooled_B1D.expand(-1, columns_BCW.shape[1], -1)

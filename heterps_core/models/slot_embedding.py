@@ -8,7 +8,7 @@ incoming activation.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -158,10 +158,16 @@ class SlotEmbedding(nn.Module):
         placed.output_width += placed.input_width
         return placed
 
-    def example(self, num_rows: int, lengths: Sequence[int] = ()) -> Tensor:
-        """Return zeros in the form of the output; packed sequences have these lengths, by default 1 each."""
+    def example(
+        self, num_rows: int, lengths: Sequence[int] = (), rows_per_list: Sequence[int] = ()
+    ) -> Tensor:
+        """Return zeros in the form of the output.
+
+        Packed sequences have these lengths, and are each of as many rows, by default 1.
+        """
         if self.packs_sequences:
-            return self.sequence_columns.example(num_rows, lengths or [1] * len(self.sequences))
+            ones = [1] * len(self.sequences)
+            return self.sequence_columns.example(num_rows, lengths or ones, rows_per_list or ones)
         return torch.zeros(num_rows, self.output_width, device=CPU)
 
     def attach_table(self, table: ShardedTable) -> None:
@@ -255,6 +261,16 @@ class SlotEmbedding(nn.Module):
         rows_BK = None if self.table.is_announced else self.row_numbers(batch)
         packs = self.packs_sequences
         return self.table.lookup(rows_BK, activation_BW, after_BV, dtype=dtype, packs=packs)
+
+
+def share_sequences(layers: Iterable[nn.Module]) -> bool:
+    """Tell whether, for all layers that look sequences up, a row without values may have those of the row before."""
+    return all(
+        layer.packs_sequences
+        for layer in layers
+        if isinstance(layer, SlotEmbedding)
+        and any(layer.features.slot_poolings[slot] == SEQUENCE for slot in layer.slots)
+    )
 
 
 def _by_history(histories: Sequence[int]) -> tuple[tuple[int, ...], ...]:

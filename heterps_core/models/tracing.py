@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from heterps_core.embeddings.row_optimizers import RowOptimizer
 from heterps_core.models.model_graph import Layer, LayerKind, ModelGraph
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, share_sequences
 from heterps_core.units import BYTES_PER_FLOAT32
 
 _TRACED_ROWS = 8
@@ -73,6 +73,7 @@ def trace_chain(
     dense_optimizer_values_per_parameter: int,
     row_optimizer: type[RowOptimizer],
     mean_lengths: Sequence[float] = (),
+    rows_per_list: Sequence[float] = (),
 ) -> ModelGraph:
     """Describe a chain of layers.
 
@@ -81,15 +82,25 @@ def trace_chain(
     Args:
         mean_lengths: Values of a row in each slot of the data, by which look-ups and packed sequences are counted; by
             default as many as there may be.
+        rows_per_list: Rows that share the list of each slot in the mean, which packed sequences have once; by default
+            1.
     """
     layers = []
-    entering = torch.zeros(_TRACED_ROWS, 0)
+    shared = [1] * len(mean_lengths)
+    if rows_per_list and share_sequences(chain):
+        shared = [max(round(rows), 1) for rows in rows_per_list]
+    # All of whole lists.
+    num_rows = math.lcm(*shared) * -(-_TRACED_ROWS // math.lcm(*shared))
+    entering = torch.zeros(num_rows, 0)
     for layer_name, module in chain.named_children():
         if isinstance(module, SlotEmbedding):
             lengths = mean_lengths or module.features.slot_lengths
             of_sequences = [math.ceil(lengths[module.slots[place]]) for place in module.sequences]
-            entering = module.example(_TRACED_ROWS, of_sequences)
-            num_ids = sum(lengths[slot] for slot in module.slots)
+            rows = shared or [1] * len(lengths)
+            entering = module.example(
+                num_rows, of_sequences, [rows[module.slots[place]] for place in module.sequences]
+            )
+            num_ids = sum(lengths[slot] / rows[slot] for slot in module.slots)
             layer = _embedding_layer(layer_name, module, row_optimizer, num_ids, entering.shape[1])
         else:
             layer, entering = _dense_layer(layer_name, module, entering, dense_optimizer_values_per_parameter)
@@ -150,7 +161,7 @@ def _dense_layer(
         looked_up_bytes_per_sample=0,
         uncounted=work.uncounted,
     )
-    return layer, torch.zeros(_TRACED_ROWS, *work.output_shape)
+    return layer, torch.zeros(len(entering), *work.output_shape)
 
 
 class _Work(NamedTuple):
@@ -188,8 +199,8 @@ def _traced_work(module: nn.Module, entering: Tensor) -> _Work:
     uncounted = operations.uncounted | (functions if forward_flops == 0 else set())
     return _Work(
         output_shape=tuple(leaving.shape[1:]),
-        forward_flops=forward_flops / _TRACED_ROWS,
-        backward_flops=(operations.flops - forward_flops) / _TRACED_ROWS,
+        forward_flops=forward_flops / len(entering),
+        backward_flops=(operations.flops - forward_flops) / len(entering),
         uncounted=tuple(sorted(uncounted)),
     )
 

@@ -59,6 +59,9 @@ class ProfileRequest(JsonDocument):
     mean_lengths: tuple[float, ...] = ()
     """Values of a row in each slot in the mean; empty for as many as there may be."""
 
+    rows_per_list: tuple[float, ...] = ()
+    """Rows that share the list of each slot in the mean; empty for 1."""
+
     dataset_fingerprint: str = ""
     """Fingerprint of that data set; a profile of other data is another profile."""
 

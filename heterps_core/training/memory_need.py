@@ -58,6 +58,7 @@ def worker_memory(
     stages: Sequence[Stage],
     *,
     mean_lengths: Sequence[float] = (),
+    rows_per_list: Sequence[float] = (),
     num_train_rows: int,
     largest_group_rows: int,
     is_dry_run: bool,
@@ -71,7 +72,7 @@ def worker_memory(
 
     Args:
         model: Registry name or import path.
-        mean_lengths: See `trace_chain`.
+        mean_lengths, rows_per_list: See `trace_chain`.
         num_train_rows: Whose row groups a worker holds, up to a bound.
         largest_group_rows: Rows of the largest row group.
         is_dry_run: All stages run on this machine's cores.
@@ -89,6 +90,7 @@ def worker_memory(
         dense_optimizer_values_per_parameter=len(get_dense_optimizer(config.dense_optimizer).state_names),
         row_optimizer=get_row_optimizer(config.embedding_optimizer),
         mean_lengths=mean_lengths,
+        rows_per_list=rows_per_list,
     )
     needs = []
     for stage in stages:

@@ -22,9 +22,10 @@ from heterps_core.embeddings.row_exchange import LookupRows
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.embeddings.sharded_table import ShardedTable, exchange_row_numbers
 from heterps_core.models.row_dropout import RowDropout, keys_of_rows
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, share_sequences
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, batches_at_once
+from heterps_core.training.pipeline.stage_exchange import part_starts
 from heterps_core.training.pipeline.stage_model import StageModel
 from heterps_core.training.pipeline.stage_runner import MicroBatch, StageRunner
 from heterps_core.training.swept_batches import SweptBatches
@@ -171,6 +172,7 @@ class ReplicaBatches:
     ) -> None:
         self._dataset, self._config, self._model, self._runner = dataset, config, model, runner
         parts = [part for layer in model.layers.values() for part in layer.modules()]
+        self._shares_sequences = dataset.has_requests and share_sequences(model.layers.values())
         self._has_dropout = any(isinstance(part, RowDropout) for part in parts)
         self.follow_shares()
 
@@ -178,7 +180,8 @@ class ReplicaBatches:
         """Read, from the next batch on, the rows that the runner's shares give this replica."""
         batch_size, num_microbatches = self._config.batch_size, self._config.num_microbatches
         self._slices = self._runner.row_slices(batch_size, num_microbatches)
-        self._positions = spread(batch_size, num_microbatches, self._slices)
+        self._positions = self._spread(batch_size, self._slices)
+        self._begins = part_starts(self._slices, self._runner.place.layout)
         self._block = _Block(0, range(0), np.empty(0, dtype=np.int64), _NO_ROWS, [])
 
     def training_batch(self, cursor: TrainingCursor) -> list[MicroBatch]:
@@ -207,9 +210,9 @@ class ReplicaBatches:
         batch_size, num_microbatches = self._config.batch_size, self._config.num_microbatches
         num_rows = min(batch_size, self._dataset.num_eval_rows - index * batch_size)
         slices = self._runner.row_slices(num_rows, num_microbatches)
-        positions = spread(num_rows, num_microbatches, slices)
+        positions = self._spread(num_rows, slices)
         rows = self._dataset.held_out_rows(index, batch_size=batch_size, positions=positions)
-        batch = self._read(rows)
+        batch = self._read(rows, part_starts(slices, self._runner.place.layout))
         (announced,) = request_rows(batch, self._model)
         return cut_batch(batch, slices, announced, device=self._model.device)
 
@@ -217,6 +220,10 @@ class ReplicaBatches:
         """Return batches whose rows of swept tables are in memory; see `SweptBatches`."""
         tables = list(self._model.swept_tables.values())
         return SweptBatches(batches, tables, writes=writes)
+
+    def _spread(self, num_rows: int, slices: Sequence[tuple[int, RowRange]]) -> npt.NDArray[np.int64]:
+        """Return the positions of the replica's rows in a batch, which is cut as it lies where it has requests."""
+        return spread(num_rows, 1 if self._dataset.has_requests else self._config.num_microbatches, slices)
 
     def _read_block(self, cursor: TrainingCursor) -> _Block:
         """Read a batch, and with a small one those that follow it: calls of NumPy and messages cost by their number.
@@ -236,14 +243,14 @@ class ReplicaBatches:
             seed=config.seed,
             positions=np.tile(self._positions, len(indices)),
         )
-        batch = replace(self._read(rows), is_repeated=cursor.epoch > 0)
+        batch = replace(self._read(rows, np.tile(self._begins, len(indices))), is_repeated=cursor.epoch > 0)
         announced = request_rows(batch, self._model, num_batches=len(indices))
         return _Block(cursor.epoch, indices, rows, batch, announced)
 
-    def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
-        """Read what this stage needs of this replica's rows."""
+    def _read(self, rows: npt.NDArray[np.int64], begins: npt.NDArray[np.bool_]) -> ClickBatch:
+        """Read what this stage needs of this replica's rows; parts of a micro-batch begin with some of them."""
         if self._model.reads_batch:
-            return self._dataset.batch(rows)
+            return self._dataset.batch(rows, begins=begins if self._shares_sequences else None)
         return self._dataset.target_batch(rows) if self._runner.is_last else _NO_ROWS
 
 

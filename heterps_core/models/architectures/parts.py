@@ -170,14 +170,19 @@ class HistoryAttention(nn.Module):
         """Return [B, D]."""
         return encode_by_length(activation_BW, context_BW, self.columns, self.sequences, self._pooled)
 
-    def _pooled(self, context_BW: Tensor, values_BTD: Tensor, lengths_B1: Tensor) -> Tensor:
-        query_BTD = self.query(context_BW).unsqueeze(1).expand_as(values_BTD)
-        beside = torch.cat([query_BTD, values_BTD, query_BTD - values_BTD, query_BTD * values_BTD], 2)
-        weights_BT1 = self.weight(self.unit(beside))
-        places_T = torch.arange(values_BTD.shape[1], device=values_BTD.device)
-        is_there_BT = (places_T < lengths_B1).float()
-        pooled_BD: Tensor = (weights_BT1 * is_there_BT.unsqueeze(2) * values_BTD).sum(1)
-        return pooled_BD
+    def _pooled(self, context_RCW: Tensor, values_RTD: Tensor, lengths_R1: Tensor) -> Tensor:
+        value_R1TD = values_RTD.unsqueeze(1)
+        query_RC1D = self.query(context_RCW).unsqueeze(2)
+        query, value = (
+            query_RC1D.expand(-1, -1, values_RTD.shape[1], -1),
+            value_R1TD.expand(-1, context_RCW.shape[1], -1, -1),
+        )
+        beside = torch.cat([query, value, query - value, query * value], 3)
+        weights_RCT1 = self.weight(self.unit(beside))
+        places_T = torch.arange(values_RTD.shape[1], device=values_RTD.device)
+        is_there_RT = (places_T < lengths_R1).float()
+        pooled_RCD: Tensor = (weights_RCT1 * is_there_RT[:, None, :, None] * value_R1TD).sum(2)
+        return pooled_RCD
 
 
 def mlp(width: int, hidden_widths: Sequence[int], *, dropout: float = 0.0) -> nn.Sequential:

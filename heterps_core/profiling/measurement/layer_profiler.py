@@ -31,7 +31,7 @@ from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.machine import software_versions, this_machine
 from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, share_sequences
 from heterps_core.models.tracing import BYTES_PER_ROW_NUMBER, trace_chain
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.profiling.layer_profile import (
@@ -139,7 +139,8 @@ def _second_worker(request: ProfileRequest, store: Path) -> Callable[[], object]
     request = replace(request, device="cpu")
     features = _bounded_features(request, _NEIGHBOUR_TABLE_BYTES)
     model = _trained_model(request, features, CPU)
-    return WorkerSteps(request, model, features, click_batches(request, features)).take
+    shares = share_sequences(model.layers.values())
+    return WorkerSteps(request, model, features, click_batches(request, features, shares=shares)).take
 
 
 def _described(device: torch.device) -> tuple[str, str, Mapping[str, str]]:
@@ -160,7 +161,8 @@ def _times(
     neighbour: Neighbour,
 ) -> dict[str, Any]:
     """Return the fields of a `LayerProfile` that differ between batch sizes."""
-    whole_batches = [batch.to(model.device) for batch in click_batches(request, features)]
+    shares = share_sequences(model.layers.values())
+    whole_batches = [batch.to(model.device) for batch in click_batches(request, features, shares=shares)]
     half_size = request.batch_size // 2
     batches = {"half": [batch.rows(0, half_size) for batch in whole_batches], "whole": whole_batches}
     is_on_one_core = model.device == CPU and request.num_threads == 1
@@ -285,6 +287,7 @@ def _trace(request: ProfileRequest, chain: nn.Sequential) -> ModelGraph:
         dense_optimizer_values_per_parameter=len(get_dense_optimizer(request.dense_optimizer).state_names),
         row_optimizer=get_row_optimizer(request.embedding_optimizer),
         mean_lengths=request.mean_lengths,
+        rows_per_list=request.rows_per_list,
     )
 
 

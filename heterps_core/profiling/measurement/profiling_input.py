@@ -40,11 +40,14 @@ def with_fewer_rows(features: FeatureSpec, most_rows: int) -> FeatureSpec:
     return replace(features, slot_rows=tuple(min(rows, most) for rows in features.slot_rows))
 
 
-def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickBatch]:
+def click_batches(
+    request: ProfileRequest, features: FeatureSpec, *, shares: bool = False
+) -> list[ClickBatch]:
     """Return `NUM_BATCHES` batches: the first rows of the data set, from its start again where it ends, or drawn.
 
     Args:
         features: Those of the request, with tables of perhaps fewer rows, over which row indices wrap around.
+        shares: The model reads a sequence of several rows once.
     """
     num_rows = NUM_BATCHES * request.batch_size
     if request.dataset is None:
@@ -57,7 +60,9 @@ def click_batches(request: ProfileRequest, features: FeatureSpec) -> list[ClickB
         dataset = _opened(request.dataset)
         # Wraps around where the data set has fewer rows.
         rows = np.resize(np.arange(dataset.num_train_rows, dtype=np.int64), num_rows)
-        batch = _in_tables(dataset.batch(rows), dataset, features)
+        # Half batches are measured, too.
+        begins = np.arange(num_rows) % request.batch_size % (request.batch_size // 2) == 0
+        batch = _in_tables(dataset.batch(rows, begins=begins if shares else None), dataset, features)
     firsts = range(0, num_rows, request.batch_size)
     return [batch.rows(first, first + request.batch_size) for first in firsts]
 
@@ -115,8 +120,8 @@ class HeldBatches(ReplicaBatches):
             yield cursor
             cursor = cursor.after_batch(self._num_batches)
 
-    def _read(self, rows: npt.NDArray[np.int64]) -> ClickBatch:
-        return _in_tables(super()._read(rows), self._dataset, self._features)
+    def _read(self, rows: npt.NDArray[np.int64], begins: npt.NDArray[np.bool_]) -> ClickBatch:
+        return _in_tables(super()._read(rows, begins), self._dataset, self._features)
 
 
 def _in_tables(batch: ClickBatch, dataset: PreparedDataset, features: FeatureSpec) -> ClickBatch:

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
 
 from heterps_core.embeddings.row_range import RowRange
 from heterps_core.transport.rank_layout import RankLayout
@@ -66,6 +70,23 @@ def batch_slices(
                 (microbatch.num_rows, RowRange(microbatch.first + mine.first, microbatch.first + mine.stop))
             )
     return slices
+
+
+def part_starts(slices: Sequence[tuple[int, RowRange]], layout: RankLayout) -> npt.NDArray[np.bool_]:
+    """Return for each row of a replica's slices whether a part of a micro-batch begins with it, in any stage.
+
+    Example:
+        >>> part_starts([(4, RowRange(0, 4))], RankLayout(ranks=((0,), (1, 2)))).tolist()
+        [True, False, True, False]
+    """
+    firsts = accumulate((size for size, _ in slices), initial=0)
+    starts = [
+        first + shared_slice(size, shares, replica).first
+        for first, (size, _) in zip(firsts, slices, strict=False)
+        for shares in map(layout.shares_of, range(len(layout.ranks)))
+        for replica in range(len(shares))
+    ]
+    return np.isin(np.concatenate([np.arange(mine.first, mine.stop) for _, mine in slices]), starts)
 
 
 @lru_cache(maxsize=1024)

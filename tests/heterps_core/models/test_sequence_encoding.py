@@ -78,12 +78,47 @@ def test_a_replica_without_rows_learns_nothing(model):
 
 
 @pytest.mark.parametrize("model", [SASRec, HSTU])
-def test_a_block_makes_one_token_of_each_row_as_it_makes_all(model):
+def test_a_block_makes_of_each_candidate_what_it_makes_of_it_alone(model):
     torch.manual_seed(0)
     block = model.block(model, 8, most=12)
-    tokens, places = torch.randn(3, 12, 8), torch.tensor([[0], [7], [11]])
+    values, candidates = torch.randn(3, 11, 8), torch.randn(3, 4, 8)
+    is_there = torch.arange(11) < torch.tensor([[1], [7], [11]])
 
-    torch.testing.assert_close(block(tokens, places)[:, 0], block(tokens)[torch.arange(3), places[:, 0]])
+    def made(candidates, *, is_last):
+        size = candidates.shape[1]
+        sees = torch.cat(
+            [is_there[:, None].expand(-1, size, -1), torch.eye(size).bool().expand(3, -1, -1)], 2
+        )
+        return block(torch.cat([values, candidates], 1), sees[:, None], is_last=is_last)
+
+    together = made(candidates, is_last=True)
+
+    torch.testing.assert_close(made(candidates, is_last=False)[:, 11:], together)
+    for place in range(4):
+        alone = made(candidates[:, place : place + 1], is_last=False)
+        torch.testing.assert_close(alone[:, 11], together[:, place])
+        # Values do not see candidates.
+        torch.testing.assert_close(alone[:, :11], made(candidates, is_last=False)[:, :11])
+
+
+@pytest.mark.parametrize("model", ["din", "sasrec", "hstu", "ctrdnn"])
+def test_rows_that_share_a_sequence_give_and_learn_what_rows_with_their_own_copies_do(model):
+    batch, sizes = draw_batch(40), [1, 5, 16, 1, 2, 9, 6]
+    requests = torch.repeat_interleave(torch.arange(7), torch.tensor(sizes))
+    is_first = requests.diff(prepend=torch.tensor([-1])).bool()
+    ids = batch.ids.clone()
+    # The first sequence is the request's, the second one each row's own.
+    shared = slice(1, 1 + LENGTHS[0])
+    ids[:, shared] = ids[is_first.nonzero()[:, 0]][requests][:, shared]
+    once = ids.clone()
+    once[:, shared][~is_first] = NO_ID
+
+    logits, gradients = learned(model, replace(batch, ids=once), packs=True)
+    expected_logits, expected_gradients = learned(model, replace(batch, ids=ids), packs=True)
+
+    torch.testing.assert_close(logits, expected_logits, rtol=0, atol=1e-6)
+    for found, expected in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-6)
 
 
 def test_pointwise_attention_in_blocks_has_the_values_and_gradients_of_its_formula(monkeypatch):
@@ -117,7 +152,7 @@ def test_vectors_of_one_event_are_added():
 
     def last_and_sum(_, values, lengths):
         rows = torch.arange(len(values))
-        return torch.cat([values[rows, lengths.squeeze(1) - 1], values.sum(1)], 1)
+        return torch.cat([values[rows, lengths.squeeze(1) - 1], values.sum(1)], 1).unsqueeze(1)
 
     found = encode_by_length(activation, activation[:, :0], layer.sequence_columns, history, last_and_sum)
 

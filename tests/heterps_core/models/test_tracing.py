@@ -153,6 +153,7 @@ def attention(query, key, value):
 
 
 SEES = torch.ones(LENGTH, LENGTH).tril().bool()
+ALL_SEEN = torch.ones(1, 1, 1, LENGTH, dtype=torch.bool)
 MODULES = [
     nn.Linear(WIDTH, 7),
     nn.Linear(WIDTH, 7, bias=False),
@@ -171,8 +172,8 @@ MODULES = [
     Trained(lambda a, x: torch.einsum("bld,bmd->blm", a(x), x), nn.Linear(WIDTH, WIDTH)),
     Trained(lambda a, x: torch.baddbmm(x, x @ x.transpose(1, 2), a(x)), nn.Linear(WIDTH, WIDTH)),
     DotInteraction(LENGTH),
-    SASRec.block(SASRec, WIDTH, most=LENGTH),
-    HSTU.block(HSTU, WIDTH, most=LENGTH),
+    Trained(lambda a, x: a(x, ALL_SEEN, is_last=False), SASRec.block(SASRec, WIDTH, most=LENGTH)),
+    Trained(lambda a, x: a(x, ALL_SEEN, is_last=False), HSTU.block(HSTU, WIDTH, most=LENGTH)),
     nn.Sequential(nn.Linear(WIDTH, 4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * LENGTH, 1)),
 ]
 
@@ -305,3 +306,30 @@ def test_packed_sequences_are_counted_by_their_mean_length():
         4 * 8 * 101,
         4 * 8 * 201,
     ]
+
+
+def test_what_a_sequence_of_several_rows_takes_is_divided_among_them():
+    features = FeatureSpec(
+        num_dense=0, slot_rows=(9, 9), slot_lengths=(1, 800), slot_poolings=("sum", "sequence")
+    )
+    width, values, rows = 8, 112, 4
+
+    graph = trace_chain(
+        "hstu",
+        build_chain("hstu(embedding_dim=8)", features, seed=1),
+        dense_optimizer_values_per_parameter=0,
+        row_optimizer=RowWiseAdagrad,
+        mean_lengths=(1.0, 100.0),
+        rows_per_list=(1.0, float(rows)),
+    )
+
+    # Two blocks make four vectors of each token, and scores and mixtures for each candidate; the first one also has
+    # scores and mixtures between the values, 100 of which are padded to 112, and an output for each token.
+    tokens = values + rows
+    of_blocks = 2 * (2 * tokens * width * 4 * width + 2 * 2 * rows * tokens * width)
+    of_first = 2 * 2 * values * values * width + 2 * tokens * width * width
+    of_candidates = 2 * rows * width * width + 2 * rows * width * width
+    embedding, encoder = graph.layers[:2]
+    assert encoder.forward_flops_per_sample == (of_blocks + of_first + of_candidates) / rows
+    assert embedding.output_bytes_per_sample == 4 * (8 + 100 * 8 // rows + 1)
+    assert embedding.looked_up_bytes_per_sample == 4 * 8 * (1 + 100 // rows)

@@ -1,6 +1,7 @@
 """Models that read each sequence of a row beside its context: all other vectors, and the dense features.
 
-Shapes: B rows, T values of a sequence, D values of a vector, W columns, L labels, H heads.
+Shapes: B rows, R histories, C candidates of each, T values of a sequence, X = T + C tokens, D values of a vector, W
+columns, L labels, H heads.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class HistoryModel(ClickModel):
 
 
 class HistoryEncoder(HistoryModel):
-    """Blocks over the values of a sequence and, after them, the candidate; deep layers over context and candidate.
+    """Blocks over the values of a sequence and, after them, each candidate; deep layers over context and candidate.
 
     Which column is the candidate the schema does not say, so it is a learned projection of the context. A value sees
     itself and those before it; learned positions count back from the newest.
@@ -47,12 +48,13 @@ class HistoryEncoder(HistoryModel):
     BLOCKS, HEADS = 2, 2
 
     def block(self, dimension: int, *, most: int) -> nn.Module:
-        """Return a block: tokens [B, T, D] in and out, each sees itself and those before it.
+        """Return a block, which makes tokens [R, X, D] of tokens, values and then candidates.
 
-        Called with places [B, 1] too, it returns the tokens there alone [B, 1, D].
+        A value sees itself and those before it. The block is called with `sees`, bool [R, 1, C, X], what each
+        candidate sees, and whether it is the last one, of which the candidates alone are returned [R, C, D].
 
         Args:
-            most: Tokens of the longest sequence.
+            most: Tokens of the longest sequence with one candidate.
         """
         raise NotImplementedError
 
@@ -110,29 +112,22 @@ class _Encoder(nn.Module):
         """Return [B, D]."""
         return encode_by_length(activation_BW, context_BW, self.columns, self.sequences, self._encoded)
 
-    def _encoded(self, context_BW: Tensor, values_BTD: Tensor, length_B1: Tensor) -> Tensor:
-        places = torch.arange(values_BTD.shape[1] + 1, device=values_BTD.device)
-        places_back_BT = (length_B1 - 1 - places[:-1]).clamp(min=0)
-        values_BTD = values_BTD + F.embedding(places_back_BT, self.positions)
-        # The candidate follows the last value, and no value that is there sees what fills up a row after it.
-        is_candidate_BT1 = (places == length_B1).unsqueeze(2)
-        candidate_B1D = self.candidate(context_BW).unsqueeze(1)
-        tokens_BTD = candidate_B1D.where(is_candidate_BT1, F.pad(values_BTD, (0, 0, 0, 1)))
-        *others, last = self.blocks
-        for block in others:
-            tokens_BTD = block(tokens_BTD)
-        encoded_B1D: Tensor = last(tokens_BTD, length_B1)
-        return encoded_B1D.squeeze(1)
-
-
-def token_at(tokens_BTD: Tensor, places_B1: Tensor) -> Tensor:
-    """Return a token of each row [B, 1, D]."""
-    return tokens_BTD.gather(1, places_B1.unsqueeze(2).expand(-1, 1, tokens_BTD.shape[2]))
-
-
-def seen_from(tokens_BTD: Tensor, places_B1: Tensor) -> Tensor:
-    """Return the tokens at a place and before it, bool [B, 1, 1, T]."""
-    return (torch.arange(tokens_BTD.shape[1], device=tokens_BTD.device) <= places_B1)[:, None, None]
+    def _encoded(self, context_RCW: Tensor, values_RTD: Tensor, length_R1: Tensor) -> Tensor:
+        num_candidates, places_T = (
+            context_RCW.shape[1],
+            torch.arange(values_RTD.shape[1], device=values_RTD.device),
+        )
+        values_RTD = values_RTD + F.embedding((length_R1 - 1 - places_T).clamp(min=0), self.positions)
+        tokens_RXD = torch.cat([values_RTD, self.candidate(context_RCW)], 1)
+        # A candidate sees all values that are there, and itself; no value sees what fills up a history after it.
+        is_there = (places_T < length_R1)[:, None].expand(-1, num_candidates, -1)
+        itself = torch.eye(num_candidates, dtype=torch.bool, device=places_T.device).expand(
+            len(is_there), -1, -1
+        )
+        sees = torch.cat([is_there, itself], 2).unsqueeze(1)
+        for block in self.blocks:
+            tokens_RXD = block(tokens_RXD, sees, is_last=block is self.blocks[-1])
+        return tokens_RXD
 
 
 def in_heads(tokens_BTD: Tensor, heads: int) -> Tensor:

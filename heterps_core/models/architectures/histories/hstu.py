@@ -14,12 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.models.architectures.histories.history_model import (
-    HistoryEncoder,
-    in_heads,
-    seen_from,
-    token_at,
-)
+from heterps_core.models.architectures.histories.history_model import HistoryEncoder, in_heads
 
 
 class HSTU(HistoryEncoder):
@@ -38,24 +33,20 @@ class _Block(nn.Module):
         self.projections = nn.Linear(width, 4 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, tokens_BTD: Tensor, places_B1: Tensor | None = None) -> Tensor:
-        """Return [B, T, D], or [B, 1, D]."""
-        gate_BTD, query, key, value = F.silu(self.projections(self.norm(tokens_BTD))).chunk(4, dim=2)
-        key_BHTD, value_BHTD = (in_heads(each, self.heads).contiguous() for each in (key, value))
-        mixed_BHTD: Tensor
-        if places_B1 is None:
-            query_BHTD = in_heads(query, self.heads).contiguous()
-            mixed_BHTD = _PointwiseAttention.apply(query_BHTD, key_BHTD, value_BHTD)  # type: ignore[no-untyped-call]
+    def forward(self, tokens_RXD: Tensor, sees: Tensor, *, is_last: bool) -> Tensor:
+        """Return [R, X, D], or [R, C, D]."""
+        gate_RXD, query, key, value = F.silu(self.projections(self.norm(tokens_RXD))).chunk(4, dim=2)
+        query, key, value = (in_heads(each, self.heads).contiguous() for each in (query, key, value))
+        first = tokens_RXD.shape[1] - sees.shape[2]
+        mixed: Tensor = (F.silu(query[:, :, first:] @ key.transpose(2, 3)) * sees) @ value
+        if is_last:
+            gate_RXD, tokens_RXD = gate_RXD[:, first:], tokens_RXD[:, first:]
         else:
-            sees_B11T = seen_from(tokens_BTD, places_B1)
-            query, gate_BTD, tokens_BTD = (
-                token_at(each, places_B1) for each in (query, gate_BTD, tokens_BTD)
-            )
-            scores_BH1T = in_heads(query, self.heads) @ key_BHTD.transpose(2, 3)
-            mixed_BHTD = (F.silu(scores_BH1T) * sees_B11T) @ value_BHTD
-        mixed_BTD = mixed_BHTD.transpose(1, 2).flatten(2) / self.most
-        left_BTD: Tensor = tokens_BTD + self.output(self.mixed_norm(mixed_BTD) * gate_BTD)
-        return left_BTD
+            values = (each[:, :, :first] for each in (query, key, value))
+            mixed = torch.cat([_PointwiseAttention.apply(*values), mixed], 2)  # type: ignore[no-untyped-call]
+        mixed_RXD = mixed.transpose(1, 2).flatten(2) / self.most
+        left_RXD: Tensor = tokens_RXD + self.output(self.mixed_norm(mixed_RXD) * gate_RXD)
+        return left_RXD
 
 
 _BLOCK_WEIGHTS = 1 << 21

@@ -6,15 +6,11 @@ The paper ranks items by their product with the last value. Here the candidate i
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from heterps_core.models.architectures.histories.history_model import (
-    HistoryEncoder,
-    in_heads,
-    seen_from,
-    token_at,
-)
+from heterps_core.models.architectures.histories.history_model import HistoryEncoder, in_heads
 
 
 class SASRec(HistoryEncoder):
@@ -36,17 +32,18 @@ class _Block(nn.Module):
             nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
         )
 
-    def forward(self, tokens_BTD: Tensor, places_B1: Tensor | None = None) -> Tensor:
-        """Return [B, T, D], or [B, 1, D]."""
-        query, key, value = self.projections(self.norm(tokens_BTD)).chunk(3, dim=2)
-        sees = None
-        if places_B1 is not None:
-            sees = seen_from(tokens_BTD, places_B1)
-            query, tokens_BTD = (token_at(each, places_B1) for each in (query, tokens_BTD))
-        query_BHTD, key_BHTD, value_BHTD = (in_heads(each, self.heads) for each in (query, key, value))
-        mixed_BHTD = F.scaled_dot_product_attention(
-            query_BHTD, key_BHTD, value_BHTD, attn_mask=sees, is_causal=sees is None
-        )
-        tokens_BTD = tokens_BTD + self.mix(mixed_BHTD.transpose(1, 2).flatten(2))
-        left_BTD: Tensor = tokens_BTD + self.deep(tokens_BTD)
-        return left_BTD
+    def forward(self, tokens_RXD: Tensor, sees: Tensor, *, is_last: bool) -> Tensor:
+        """Return [R, X, D], or [R, C, D]."""
+        query, key, value = self.projections(self.norm(tokens_RXD)).chunk(3, dim=2)
+        query, key, value = (in_heads(each, self.heads) for each in (query, key, value))
+        first = tokens_RXD.shape[1] - sees.shape[2]
+        mixed = F.scaled_dot_product_attention(query[:, :, first:], key, value, attn_mask=sees)
+        if is_last:
+            tokens_RXD = tokens_RXD[:, first:]
+        else:
+            query, key, value = (each[:, :, :first] for each in (query, key, value))
+            of_values = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            mixed = torch.cat([of_values, mixed], 2)
+        tokens_RXD = tokens_RXD + self.mix(mixed.transpose(1, 2).flatten(2))
+        left_RXD: Tensor = tokens_RXD + self.deep(tokens_RXD)
+        return left_RXD
