@@ -51,6 +51,11 @@ class _Line:
 
     def __init__(self, model: str, module: nn.Module, graph: fx.Graph) -> None:
         self._model, self._module = model, module
+        embeddings = [each for node in graph.nodes if (each := self._embedding(node)) is not None]
+        # Columns of other layers beside an output of any width could not be found again.
+        self._packs_sequences = len(embeddings) == 1 and embeddings[0].packs_sequences
+        for each in embeddings:
+            each.packs_sequences = self._packs_sequences
         module.eval()
         probes = [Probe(model, module, graph, num_rows=num_rows) for num_rows in ROW_COUNTS]
         for probe in probes:
@@ -59,8 +64,6 @@ class _Line:
         self._found = [probe.found for probe in probes]
         self._originals = make_where_used(graph, probes)
         self._nodes = _in_line(graph)
-        embeddings = [each for node in self._nodes if (each := self._embedding(node)) is not None]
-        self._packs_sequences = len(embeddings) == 1 and embeddings[0].packs_sequences
         self._output: fx.Node = next(node for node in graph.nodes if node.op == "output")
         position_of = {node: position for position, node in enumerate(self._nodes)}
         self._last_use = {
@@ -92,10 +95,7 @@ class _Line:
         inputs, outputs = self._live(first - 1), self._live(stop - 1)
         embedding = self._embedding(self._nodes[first])
         if embedding is not None:
-            placed = embedding.in_chain(self._described(inputs), self._described(outputs))
-            # Columns of other layers beside an output of any width could not be found again.
-            placed.packs_sequences = self._packs_sequences
-            return placed
+            return embedding.in_chain(self._described(inputs), self._described(outputs))
         graph, nodes = fx.Graph(), self._nodes[first:stop]
         copies = {node: graph.placeholder(node.name) for node in inputs}
         for node in nodes:

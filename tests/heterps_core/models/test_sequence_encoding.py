@@ -13,6 +13,7 @@ from heterps_core.data.features import NO_ID, FeatureSpec
 from heterps_core.embeddings.row_optimizers import RowWiseSGD
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.architectures.histories import hstu
+from heterps_core.models.architectures.histories.din import DIN
 from heterps_core.models.architectures.histories.hstu import HSTU
 from heterps_core.models.architectures.histories.sasrec import SASRec
 from heterps_core.models.chain import build_chain, load_builder, run_layers
@@ -195,3 +196,25 @@ def test_a_forward_that_branches_on_lengths_is_refused_in_one_line():
 
     assert "move that part into a torch.nn.Module of its own" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+class Wide(DIN):
+    """A history beside another embedding."""
+
+    def __init__(self, features: FeatureSpec) -> None:
+        super().__init__(features)
+        self.wide = SlotEmbedding(features, dimension=1)
+
+    def forward(self, batch: ClickBatch) -> torch.Tensor:
+        return super().forward(batch) + self.wide(batch).sum(1, keepdim=True)
+
+
+def test_a_model_with_another_embedding_has_its_sequences_padded_between_layers():
+    batch = draw_batch(20)
+    torch.manual_seed(1)
+    whole, chain = Wide(FEATURES), build_chain(f"{__name__}:Wide", FEATURES, seed=1)
+    for part in (*whole.modules(), *chain.modules()):
+        if isinstance(part, SlotEmbedding):
+            part.attach_table(part.new_table(f"width {part.dimension}", RowWiseSGD(), seed=1))
+
+    torch.testing.assert_close(run_layers(chain, batch, None), whole(batch))
