@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from heterps_core.embeddings.row_exchange import LookupRows
-from heterps_core.embeddings.sharded_table import ShardedTable, copy_rows
+from heterps_core.embeddings.row_lookup import copy_rows
+from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.transport.shared_memory_link import SharedMemoryLink
 
 
@@ -52,9 +53,11 @@ class SharedMemoryTable(ShardedTable):
         # A storage that ends with the shard: a checkpoint copies tensors that are part of a larger one.
         return torch.from_numpy(shard_RD.numpy())
 
-    def _gather(self, looked_up: LookupRows, out_BX: Tensor) -> None:
+    def gather(self, looked_up: LookupRows, out_BX: Tensor) -> None:
+        """Write rows into columns."""
         copy_rows(self._whole_RD, looked_up.rows_BS, out_BX, self.bags)
 
-    def _scatter(self, looked_up: LookupRows, gradients_BX: Tensor) -> None:
+    def scatter(self, looked_up: LookupRows, gradients_BX: Tensor) -> None:
+        """Take the gradients of a look-up's columns; their owners read them at the update."""
         self._outbox.append(looked_up.rows_BS)
         self._outbox.append(gradients_BX)

@@ -59,7 +59,6 @@ class SlotEmbedding(nn.Module):
         vector_columns: Of the output, for each of the slots, those of its vectors.
         tables: The first slot of each table that is looked up.
         sequences: Positions in `slots` of the sequences that are kept.
-        length_columns: Of the output, those of the lengths of these.
         inputs, outputs: In the chain of a traced model, what enters and what leaves; else empty.
 
     Example:
@@ -134,8 +133,6 @@ class SlotEmbedding(nn.Module):
         )
         self.packs_sequences = packs_sequences and bool(self.sequences)
         self.output_width = self.sequence_columns.padded_width
-        first_length = self.output_width - self.sequence_columns.after - len(self.sequences)
-        self.length_columns = range(first_length, first_length + len(self.sequences))
         self.id_columns = [column for place in in_order for column in features.id_columns[self.slots[place]]]
         first_rows = dict(zip(self.tables, accumulate(table_rows, initial=0), strict=False))
         offsets = torch.tensor([first_rows[tables[place]] for place in in_order], device=CPU)
