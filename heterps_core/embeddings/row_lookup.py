@@ -65,9 +65,8 @@ class _Lookup(torch.autograd.Function):
     ) -> Tensor:
         num_samples, num_slots = looked_up.rows_BS.shape
         bags, dimension = table.bags, table.dimension
-        num_pooled, num_vectors = (
-            (num_slots, num_slots) if bags is None else (bags.num_columns, bags.num_bags)
-        )
+        num_pooled = num_slots if bags is None else bags.num_columns
+        num_vectors = num_slots if bags is None else bags.num_bags
         first = 0 if before_BW is None else before_BW.shape[1]
         stop = end = first + num_vectors * dimension
         ctx.values, ctx.is_there = None, None
@@ -76,12 +75,9 @@ class _Lookup(torch.autograd.Function):
             ctx.is_there = in_sequences != NO_ID
             ctx.values = LookupRows(in_sequences[ctx.is_there].unsqueeze(1), looked_up.exchange)
             looked_up = LookupRows(looked_up.rows_BS[:, :num_pooled], looked_up.exchange)
-            vectors_ND = torch.empty(
-                len(ctx.values.rows_BS), dimension, dtype=dtype, device=in_sequences.device
-            )
+            num_values, most = len(ctx.values.rows_BS), in_sequences.shape[1] * dimension
+            vectors_ND = torch.empty(num_values, dimension, dtype=dtype, device=in_sequences.device)
             table.gather(ctx.values, vectors_ND)
-            most = in_sequences.shape[1] * dimension
-            num_values = len(vectors_ND)
             end += packed_width(num_values, num_samples, dimension=dimension, most=most) if packs else most
         rows_BS = looked_up.rows_BS
         width = end + (0 if after_BV is None else after_BV.shape[1])
@@ -94,7 +90,7 @@ class _Lookup(torch.autograd.Function):
             place_values(vectors_ND, leaving[:, stop:end], ctx.is_there)
         if num_vectors:
             table.gather(looked_up, leaving[:, first:stop])
-        ctx.scales = None if table.bags is None else table.bags.scales(rows_BS)
+        ctx.scales = None if bags is None else bags.scales(rows_BS)
         if ctx.scales is not None:
             leaving[:, first:stop].view(num_samples, num_vectors, table.dimension).mul_(ctx.scales)
         ctx.table, ctx.looked_up, ctx.columns = table, looked_up, (first, stop, end)

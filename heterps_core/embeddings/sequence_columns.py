@@ -102,8 +102,7 @@ class SequenceColumns:
 
     def values(self, activation_BW: Tensor) -> Tensor:
         """Return all values of packed sequences [M, D], perhaps with zeros after the last."""
-        stop = activation_BW.shape[1] - self.after - len(self.lengths)
-        flat = activation_BW[:, self.before : stop].reshape(-1)
+        flat = self._middle(activation_BW).reshape(-1)
         return flat[: len(flat) // self.dimension * self.dimension].view(-1, self.dimension)
 
     def example(self, num_rows: int, lengths: Sequence[int], rows_per_list: Sequence[int]) -> Tensor:
@@ -150,9 +149,11 @@ class SequenceColumns:
 
     def _values_there(self, activation_BW: Tensor, counts_BS: Tensor) -> Tensor:
         """Return the values of all rows [N, D]."""
-        stop = activation_BW.shape[1] - self.after - len(self.lengths)
-        middle = activation_BW[:, self.before : stop]
-        return values_in(middle, self._is_there(counts_BS), self.dimension)
+        return values_in(self._middle(activation_BW), self._is_there(counts_BS), self.dimension)
+
+    def _middle(self, activation_BW: Tensor) -> Tensor:
+        """Return the columns of values."""
+        return activation_BW[:, self.before : activation_BW.shape[1] - self.after - len(self.lengths)]
 
     def _is_there(self, counts_BS: Tensor) -> Tensor:
         """Return which of the values that a row may have are there [B, T of all sequences]."""

@@ -143,16 +143,8 @@ class StageRunner:
         self._gradient_sum = GradientSum(self._parameters, place)
         if place.link is not None:
             place.link.silence_limit_s = _FIRST_SILENCE_LIMIT_S
-        self._before = (
-            None
-            if place.stage == 0
-            else self._boundary(place.stage - 1, model.input_width, model.input_columns)
-        )
-        self._after = (
-            None
-            if self.is_last
-            else self._boundary(place.stage + 1, model.output_width, model.output_columns)
-        )
+        self._before = self._boundary(place.stage - 1, model.input_width, model.input_columns)
+        self._after = self._boundary(place.stage + 1, model.output_width, model.output_columns)
         self._label_weights = None
         if config.label_weights:
             weights_L = torch.tensor(config.label_weights, device=place.device)
@@ -350,8 +342,10 @@ class StageRunner:
         if self._modules.training != is_training:
             self._modules.train(is_training)
 
-    def _boundary(self, neighbour: int, width: int, columns: SequenceColumns | None) -> Boundary:
+    def _boundary(self, neighbour: int, width: int, columns: SequenceColumns | None) -> Boundary | None:
         place, dtype = self.place, getattr(torch, self._config.wire_dtype)
+        if not 0 <= neighbour < place.num_stages:
+            return None
         side = StageSide(layout=place.layout, stage=place.stage, replica=place.replica, neighbour=neighbour)
         limit_s, found = _FIRST_SILENCE_LIMIT_S, place.neighbours[neighbour]
         if isinstance(found, SharedNeighbour):
