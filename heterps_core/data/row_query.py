@@ -88,7 +88,7 @@ class RowQuery:
             self._connected(files, day=day, schema=schema, scratch=scratch) as (connection, text, _),
         ):
             found = self._relation(connection, text, day=day, schema=schema).columns
-        needed = (*schema.used_columns, *schema.time_columns)
+        needed = (*schema.used_columns, *schema.order_columns)
         missing = [column for column in needed if column not in found]
         if missing:
             raise DataError(

@@ -263,6 +263,11 @@ class DataSchema(JsonDocument):
         return () if self.time_column is None else (self.time_column,)
 
     @property
+    def order_columns(self) -> tuple[str, ...]:
+        """The columns that rows are in order by, time and request, which are read once while rows are prepared."""
+        return self.time_columns if self.request_column is None else (*self.time_columns, self.request_column)
+
+    @property
     def request_weight(self) -> float | None:
         """What rows of a request without a click count for where others are left out; None: all count alike."""
         if self.request_column is None or self.negative_share == 1.0:
@@ -441,7 +446,7 @@ def _check_columns(schema: DataSchema) -> None:
     if no_numbers:
         raise ConfigurationError(f"count_columns must also be numeric_columns, but {no_numbers[0]!r} is not")
     if schema.column_names:
-        needed = (*schema.used_columns, *schema.time_columns, *filter(None, [schema.request_column]))
+        needed = (*schema.used_columns, *schema.order_columns)
         unnamed = [column for column in needed if column not in schema.column_names]
         if unnamed:
             raise ConfigurationError(f"column_names must hold every column in use, but lacks {unnamed[0]!r}")

@@ -240,7 +240,7 @@ class TrainingLoop:
         """Let shares follow the speeds of replicas; tells whether this worker's batches change.
 
         A stage on cards, whose work runs beside its processes, and one with rows on disk, which are read long before
-        their batches, keep the shares that they have.
+        their batches, keep the shares that they have. Requests are cut where the parts of any stage begin.
         """
         layout, stage = self.place.layout, self.place.stage
         own = self.runner.own_work.take()
@@ -249,14 +249,15 @@ class TrainingLoop:
         of_all = [StepSeconds(*each) for each in gather_json(own)]
         shares = measured.following(layout, of_all, num_rows=self.config.microbatch_size)
         before = tuple(map(layout.shares_of, range(layout.num_stages)))
-        if shares == before:
+        has_requests = self.dataset.has_requests
+        if shares == before or (has_requests and self.config.embedding_memory_bytes is not None):
             return False
         logger.info("shares of batches %s after %s", shares, before)
         if self.metrics is not None:
             with suppress(OSError):
                 self.run.write_json(SHARES, shares)
         self.runner.take_shares(shares)
-        return shares[stage] != before[stage]
+        return has_requests or shares[stage] != before[stage]
 
     def is_complete(self, end: TrainingCursor) -> bool:
         """Tell whether training came to its end, rather than to a stop that was asked for."""

@@ -82,11 +82,10 @@ def _check_are_others(
             row -= len(part)
     if texts[0] == texts[1]:
         (first_file, first), (file, again) = places
-        order = ", ".join([*schema.time_columns, str(schema.request_column)])
         raise DataError(
             files[file],
             f"rows of a request must follow one another in one file, but request {shorten(texts[0])} begins in row "
-            f"{first + 1:,} of {files[first_file]} and again in row {again + 1:,} here; sort the rows by {order}, "
+            f"{first + 1:,} of {files[first_file]} and again in row {again + 1:,} here; sort the rows by {', '.join(schema.order_columns)}, "
             f"and write each request to one file",
         )
 

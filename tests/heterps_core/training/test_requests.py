@@ -14,6 +14,7 @@ from heterps_core.data.features import NO_ID
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.training.batch_shares import MeasuredShares
 from heterps_core.training.checkpoint import TrainingCursor
 from heterps_core.training.job import TrainingConfig, TrainingJob
 from heterps_core.training.loop import TrainingLoop
@@ -57,7 +58,13 @@ def loop_of(model: str, dataset: PreparedDataset) -> TrainingLoop:
     return TrainingLoop.of(model, dataset, CONFIG, stages, ALONE, run=RunDirectory(""))
 
 
-def train_part(rank: int, run_folder: str) -> tuple[list[float], list[list[float]]]:
+def train_part(
+    rank: int, run_folder: str, shares: tuple[tuple[int, ...], ...] | None
+) -> tuple[list[float], list[list[float]]]:
+    if shares is not None:
+        # As if the third step had shown that the replicas differ in speed.
+        MeasuredShares.are_compared_after = lambda *_, **__: _[1] == 3  # type: ignore[method-assign]
+        MeasuredShares.following = lambda *_, **__: shares  # type: ignore[method-assign]
     run = RunDirectory(run_folder)
     job, loop = training_loop_of(rank, run)
     losses: list[float] = []
@@ -70,7 +77,11 @@ def train_part(rank: int, run_folder: str) -> tuple[list[float], list[list[float
 
 
 def train(
-    folder: Path, model: str, dataset: PreparedDataset, replicas: tuple[int, ...]
+    folder: Path,
+    model: str,
+    dataset: PreparedDataset,
+    replicas: tuple[int, ...],
+    shares: tuple[tuple[int, ...], ...] | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return losses, and logits of held-out rows where the last stage is one replica."""
     run = RunDirectory(str(folder))
@@ -86,7 +97,7 @@ def train(
         run,
         TrainingJob(dataset=str(dataset.directory), stages=stages, run_id="r", model=model, config=CONFIG),
     )
-    *_, (losses, logits) = run_in_processes(train_part, sum(replicas), str(folder))
+    *_, (losses, logits) = run_in_processes(train_part, sum(replicas), str(folder), shares)
     return losses, [logit for batch in logits for logit in batch]
 
 
@@ -112,6 +123,16 @@ def test_a_model_that_averages_sequences_has_all_of_them(datasets):
 
     for once, each in zip(*batches, strict=True):
         assert once.batch.ids.equal(each.batch.ids)
+
+
+@pytest.mark.slow
+def test_requests_are_cut_where_replicas_of_another_stage_take_other_shares_from_then_on(datasets, tmp_path):
+    model, shares = "hstu(embedding_dim=4)", ((1,), (5, 2), (1,))
+
+    losses, _ = train(tmp_path / "once", model, datasets[True], (1, 2, 1), shares)
+    expected_losses, _ = train(tmp_path / "rows", model, datasets[False], (1,))
+
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
