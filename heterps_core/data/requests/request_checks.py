@@ -85,8 +85,8 @@ def _check_are_others(
         raise DataError(
             files[file],
             f"rows of a request must follow one another in one file, but request {shorten(texts[0])} begins in row "
-            f"{first + 1:,} of {files[first_file]} and again in row {again + 1:,} here; sort the rows by {', '.join(schema.order_columns)}, "
-            f"and write each request to one file",
+            f"{first + 1:,} of {files[first_file]} and again in row {again + 1:,} here; sort the rows by "
+            f"{', '.join(schema.order_columns)}, and write each request to one file",
         )
 
 
