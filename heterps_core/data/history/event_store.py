@@ -122,14 +122,17 @@ def find_events(history: EventHistory) -> Events:
     if not any(map(holds_rows, files)):
         raise DataError(history.table, "must hold at least one event of the history, got none")
     time = columns.field(history.time).type
-    nested = [name for name in history.columns.values() if pa.types.is_nested(columns.field(name).type)]
+    values = (history.key, *history.columns.values())
+    nested = [name for name in values if pa.types.is_nested(columns.field(name).type)]
     if nested or not kind_of_times(time):
         name, wanted = (
-            (nested[0], "texts or numbers") if nested else (history.time, "numbers, dates or timestamps")
+            (nested[0], "texts or numbers, one in each event")
+            if nested
+            else (history.time, "numbers, dates or timestamps, alike in all files")
         )
         raise DataError(
             history.table,
-            f"column {name} must hold {wanted}, one in each event, got {columns.field(name).type}; write it so",
+            f"column {name} must hold {wanted}, got {columns.field(name).type}; write it so",
         )
     snapshot = None if table is None else table.snapshot_id
     return Events(history, files, describe_sources(files), snapshot, columns)
@@ -224,7 +227,8 @@ def _read_events(file: SourcePath, events: Events) -> Iterator[pa.RecordBatch]:
             }
             hashes, has_key = hash_keys(columns[history.key])
             times = as_times(columns[history.time])
-            found = [pa.array(hashes), times, *(columns[name] for name in history.columns.values())]
+            values = [_without_bytes(columns[name]) for name in history.columns.values()]
+            found = [pa.array(hashes), times, *values]
             kept = pa.array(has_key)
             for column in found:
                 kept = pc.and_(kept, column.is_valid())
@@ -234,6 +238,12 @@ def _read_events(file: SourcePath, events: Events) -> Iterator[pa.RecordBatch]:
 def plain(column: pa.Array) -> pa.Array:
     """Return a column without a dictionary, in a type that Arrow's functions take."""
     return plain_column(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
+
+
+def _without_bytes(column: pa.Array) -> pa.Array:
+    """Return bytes as the texts that they are read as later; raises ArrowException where they are no UTF-8."""
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return column_texts(column) if any(is_kind(column.type) for is_kind in kinds) else column
 
 
 def as_times(column: pa.Array) -> pa.Array:

@@ -213,6 +213,13 @@ def with_type(table, name, kind):
             {},
             "item must hold texts or numbers, one in",
         ),
+        (
+            ROWS,
+            EVENTS.set_column(0, "user", pa.array([[1]] * 3_000)),
+            {},
+            "user must hold texts or numbers, one in",
+        ),
+        (ROWS, EVENTS.set_column(2, "item", pa.array([b"\xff"] * 3_000)), {}, "Invalid UTF8"),
         (ROWS, without(EVENTS, "user"), {}, "must have the columns user"),
         (ROWS, without(EVENTS, "seen_at"), {}, "must have the columns seen_at"),
         (ROWS, without(EVENTS, "action"), {}, "must have the columns action"),
