@@ -7,6 +7,7 @@ folder of which neither record nor ledger knows. A run that failed can be resume
 Versions: registry entry and files both, but never one that has an alias (champion, challenger, your own), that a run
 under way began with, that plain `heterps rollback` leads to, that was champion or was rolled back within --keep-days,
 the last champion before that (a day that is trained again goes on from it), or the newest of a model.
+Sorted events of histories: those that no night and no prediction has used for --keep-days.
 What `heterps runs`, `cost`, `explain` and the pages of the nights show stays, and the ledger is never touched.
 
 examples:
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Tidy the workspace."""
     from tasks.records.old_versions import tidy_copies, tidy_versions
-    from tasks.running.tidying import tidy_runs
+    from tasks.running.tidying import tidy_events, tidy_runs
 
     workspace = Workspace.locate()
     before = datetime.now(UTC) - timedelta(days=options.keep_days)
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace) -> None:
     runs = tidy_runs(workspace, ended_before=before, is_trial=is_trial)
     versions = tidy_versions(workspace, registered_before=before, is_trial=is_trial)
     copies = tidy_copies(workspace, versions=versions.kept, is_trial=is_trial)
-    done = [runs, versions, *([copies] if copies.removed else [])]
+    events = tidy_events(workspace, used_before=before, is_trial=is_trial)
+    done = [runs, versions, *(tidied for tidied in (copies, events) if tidied.removed)]
     if options.json:
         document = {
             "keep_days": options.keep_days,

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from heterps_core.data.history.event_store import STORE_NAME, exclusive
+from heterps_core.data.manifest import MANIFEST_NAME
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import CHECKPOINTS, DATA, RESERVE, START_MODEL, RunDirectory
 from infra.ledger.ledger import LedgerEntry
@@ -91,6 +93,24 @@ def tidy_runs(workspace: Workspace, *, ended_before: datetime, is_trial: bool = 
             continue
         removed[run_id] = num_bytes
     return Tidied(kind="runs", removed=removed, kept=kept, problems=problems)
+
+
+def tidy_events(workspace: Workspace, *, used_before: datetime, is_trial: bool = False) -> Tidied:
+    """Delete the sorted events of histories that nothing has used since; prepared nights keep theirs by links."""
+    removed: dict[str, int] = {}
+    for store in sorted(workspace.data_directory.glob(f"events-*/{STORE_NAME}")):
+        folder = store.parent
+        # A prepared night of a source called events has such a file, too.
+        if (folder / MANIFEST_NAME).exists():
+            continue
+        with exclusive(folder):
+            if store.stat().st_mtime < used_before.timestamp():
+                files = [store, *folder.glob("*.arrow")]
+                removed[folder.name] = sum(path.stat().st_size for path in files)
+                # The folder stays: another process may wait for its lock.
+                for path in () if is_trial else files:
+                    path.unlink()
+    return Tidied(kind="sorted events", removed=removed)
 
 
 def _places_by_run(

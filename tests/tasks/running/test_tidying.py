@@ -1,6 +1,7 @@
 """What runs leave is deleted when nobody needs it, here and in a bucket; a run that lives keeps every file."""
 
 import contextlib
+import os
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -8,6 +9,8 @@ from pathlib import Path
 import boto3
 import pytest
 
+from heterps_core.data.history.event_store import STORE_NAME
+from heterps_core.data.preparation import prepare_dataset
 from heterps_core.errors import ConfigurationError
 from heterps_core.training.storage.run_directory import RunDirectory
 from infra.ledger.ledger import EndReason, Ledger
@@ -15,7 +18,15 @@ from infra.workspace import Workspace
 from tasks.records.mlflow_store import _make_store, client_of
 from tasks.running import run_lifecycle
 from tasks.running.live_fleet import only_fleet
-from tasks.running.tidying import drop_what_resuming_needs, tidy_runs
+from tasks.running.tidying import drop_what_resuming_needs, tidy_events, tidy_runs
+from tests.heterps_core.data.history.event_rows import (
+    draw_events,
+    draw_rows,
+    histories,
+    joined,
+    schema_of,
+    write,
+)
 from tests.infra.builders import offer, plan
 from tests.s3_server import bucket_location
 
@@ -295,3 +306,27 @@ def test_a_workspace_that_was_never_used_stays_as_it_is(tmp_path):
 
     assert tidy_runs(empty, ended_before=MONTH_AGO).removed == {}
     assert not empty.root.exists()
+
+
+def test_sorted_events_go_when_nothing_has_used_them_and_a_prepared_night_keeps_its_own(workspace, tmp_path):
+    events, rows = draw_events(300, seed=1), draw_rows(50, seed=1)
+    write(events, tmp_path / "events" / "1.parquet")
+    out = {"buckets_per_slot": 11, "out_dir": workspace.data_directory / "events-0123456789-2026-11-01"}
+    source = write(rows, tmp_path / "rows.parquet")
+    prepared = prepare_dataset(source, schema=schema_of(tmp_path / "events"), **out)
+    [store] = workspace.data_directory.glob("events-??????????")
+    num_bytes = sum(path.stat().st_size for path in store.iterdir())
+
+    assert tidy_events(workspace, used_before=MONTH_AGO).removed == {}
+    for folder in (store, out["out_dir"]):
+        os.utime(folder / STORE_NAME, (0, 0))
+    for is_trial in (True, False):
+        assert [*store.iterdir()]
+        found = tidy_events(workspace, used_before=MONTH_AGO, is_trial=is_trial)
+        assert found.removed == {store.name: num_bytes}
+
+    assert not [*store.iterdir()]
+    assert joined(prepared) == histories(rows, events)
+    other = {**out, "out_dir": workspace.data_directory / "other"}
+    again = prepare_dataset(source, schema=schema_of(tmp_path / "events"), **other)
+    assert joined(again) == histories(rows, events)
