@@ -59,7 +59,7 @@ def model_input(
         DataError: A column is missing, has another length, or holds in the place of numbers what is no finite number.
     """
     sequences = tuple(each.name for each in schema.history_columns)
-    is_joined = schema.history is not None and sequences[0] not in columns
+    is_joined = schema.history is not None and not any(name in columns for name in sequences)
     needed = (
         *schema.numeric_columns,
         *schema.text_columns,

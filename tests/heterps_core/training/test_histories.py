@@ -111,6 +111,13 @@ def test_a_request_without_a_time_sees_the_newest_events(trained):
     np.testing.assert_array_equal(by_pointer.predict(with_gap), expected)
 
 
+def test_a_request_with_some_lists_of_a_history_lacks_the_others(trained):
+    _, by_pointer = trained["predictors"]
+
+    with pytest.raises(DataError, match="must have the columns past_items"):
+        by_pointer.predict({"user": [3], "item": [1], "past_actions": [["buy"]]})
+
+
 @pytest.mark.parametrize("times", [["1", 2], ["soon", "late"], [b"1", b"2"], [[1], [2]]])
 def test_times_that_cannot_be_compared_are_an_error_of_the_request(trained, times):
     _, by_pointer = trained["predictors"]
