@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from heterps_core.data.epoch_order import MAX_LANES, EpochOrder, Int64Array
 from heterps_core.data.features import BUFFER_BYTES, NO_ID, FeatureSpec
@@ -326,10 +327,24 @@ class PreparedDataset:
             if self._sequences is None
             else (*_present(rows.dense, rows.labels, rows.weights), *self._sequences.unpadded(rows.ids))
             for rows in self._arrays_of(
-                self._groups.read(group), self.features, self.manifest.numeric_transform
+                self._with_lists_of_requests(group), self.features, self.manifest.numeric_transform
             )
         ]
         return parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+
+    def _with_lists_of_requests(self, group: int) -> RowBatch:
+        """Read a row group; lists of requests come as indices into the different ones, so each is hashed once."""
+        batch = self._groups.read(group)
+        if self._request_starts is None:
+            return batch
+        rows = np.arange(*self._groups.starts[group : group + 2])
+        is_first = ~is_same_request(self._request_starts, rows)
+        indices, mask = pa.array(np.cumsum(is_first) - 1), pa.array(is_first)
+        texts = tuple(
+            pa.DictionaryArray.from_arrays(indices, lists.filter(mask)) if rows_of_list > 1.0 else lists
+            for lists, rows_of_list in zip(batch.texts, self.manifest.rows_per_list, strict=True)
+        )
+        return replace(batch, texts=texts)
 
     def _arrays_of(
         self, batch: RowBatch, features: FeatureSpec, transform: NumericTransform

@@ -88,12 +88,17 @@ def targets_of(parts: Sequence[RowArrays]) -> tuple[npt.NDArray[np.uint8], npt.N
 def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
     """Return the ids [n, K] of each slot's texts, or lists of texts, [n], by the rule of the features for texts.
 
-    Each text of a dictionary is hashed once, also where lists hold indices into it.
+    Each text of a dictionary is hashed once, also where lists hold indices into it, as are lists of a dictionary.
     """
+    num_rows, shared = len(slots[0]), list(map(_is_dictionary_of_lists, slots))
+    rows = [
+        texts.indices.to_numpy() if own else slice(None) for texts, own in zip(slots, shared, strict=True)
+    ]
+    slots = [texts.dictionary if own else texts for texts, own in zip(slots, shared, strict=True)]
     flat = [texts.flatten() if pa.types.is_list(texts.type) else texts for texts in slots]
     different = [texts.dictionary if pa.types.is_dictionary(texts.type) else texts for texts in flat]
     ids_NK: npt.NDArray[Any] = np.empty(
-        (len(slots[0]), features.num_ids), dtype=np.int32 if features.dynamic_ids is None else np.int64
+        (num_rows, features.num_ids), dtype=np.int32 if features.dynamic_ids is None else np.int64
     )
     of_slots = _ids_of_columns(different, features)
     for slot, (texts, values, columns, ids) in enumerate(
@@ -106,12 +111,17 @@ def ids_of_texts(slots: Sequence[pa.Array], features: FeatureSpec) -> Ids:
         if pa.types.is_list(texts.type):
             is_sequence = features.slot_poolings[slot] == SEQUENCE
             keeps_missing = features.slot_histories.count(features.slot_histories[slot]) > 1
-            own[:] = _ids_of_lists(
+            of_lists = _ids_of_lists(
                 texts, ids, length=len(columns), keeps_last=is_sequence, keeps_missing=keeps_missing
             )
+            own[:] = of_lists[rows[slot]]
         else:
             own[:, 0] = ids[:-1]
     return ids_NK
+
+
+def _is_dictionary_of_lists(texts: pa.Array) -> bool:
+    return bool(pa.types.is_dictionary(texts.type) and pa.types.is_list(texts.type.value_type))
 
 
 def _ids_of_columns(columns: Sequence[pa.StringArray], features: FeatureSpec) -> Iterator[Ids]:

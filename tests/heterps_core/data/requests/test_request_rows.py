@@ -14,6 +14,7 @@ from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.errors import ConfigurationError, DataError
 from tests.heterps_core.data.requests.request_table import SCHEMA, request_columns, write_requests
+from tests.heterps_core.data.synthetic_rows import all_rows
 
 COLUMNS = request_columns(600)
 REQUESTS = np.array([int(each[1:]) for each in COLUMNS["request"]])
@@ -80,6 +81,15 @@ def test_requests_are_drawn_whole_and_stand_for_those_that_are_left_out(tmp_path
     # Of the users, whose ids stand in the rows that stay, each has as many rows as requests of theirs have.
     kept = dataset.targets(0, dataset.manifest.num_rows)
     assert kept[1].tolist() == rows.weights.tolist()
+
+
+def test_lists_of_a_request_are_hashed_once_to_the_ids_of_each_of_its_rows(dataset):
+    rows = np.arange(dataset.manifest.num_rows)
+
+    assert np.array_equal(dataset.batch(rows).ids, all_rows(dataset).ids)
+    read = dataset._with_lists_of_requests(0).texts[2]
+    assert len(read) == 170
+    assert len(read.dictionary) == len(np.unique(REQUESTS[:170]))
 
 
 def test_text_files_have_the_requests_of_parquet_files(dataset, tmp_path):
