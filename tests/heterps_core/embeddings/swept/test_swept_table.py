@@ -53,7 +53,7 @@ def draw_batches(count: int, *, seed: int = 0, fill: bool = False) -> list[torch
     batches = (NUM_ROWS * generator.random((count, MOST_ROWS // NUM_COLUMNS, NUM_COLUMNS)) ** 4).astype(int)
     if fill:
         batches[:, :, 1:][generator.random((*batches.shape[:2], NUM_COLUMNS - 1)) < 0.3] = NO_ID
-        # Behind an end no row follows.
+        # After an end no row follows.
         batches = -np.sort(-batches, axis=2)
     return list(torch.from_numpy(batches))
 
@@ -84,7 +84,7 @@ def swept_in_turn(table: SweptTable, batches: list[torch.Tensor]) -> Iterator[to
 
 
 def learn(table: ShardedTable, batch: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    found = table.lookup(batch)
+    found = table.lookup(batch, packs=True)
     (found * weights[:, : found.shape[1]]).sum().backward()
     table.apply_gradients(learning_rate=0.1)
     return found.detach()
@@ -101,9 +101,11 @@ def assert_rows_alike(table: SweptTable, expected: ShardedTable) -> None:
 
 
 LISTS = Bags([3, 1, 2], ["mean", "sum", "sum"])
+SEQUENCES = Bags([2, 1], ["mean", "sum"])
+"""Three columns of values after them."""
 
 
-@pytest.mark.parametrize("bags", [None, LISTS], ids=["rows", "lists"])
+@pytest.mark.parametrize("bags", [None, LISTS, SEQUENCES], ids=["rows", "lists", "sequences"])
 @pytest.mark.parametrize("optimizer", ROW_OPTIMIZERS)
 def test_rows_learn_bit_for_bit_what_they_learn_in_memory(optimizer, bags, tmp_path):
     expected, table = make_tables(tmp_path, optimizer, bags)
