@@ -1,10 +1,10 @@
 """Shares of each batch that follow the replicas' speeds, measured while they train.
 
 All replicas of a stage wait for the slowest one at the end of a step, so each should have as many rows as it works on
-in the same time. The seconds of a step in which a replica waits for no other worker are measured; between two steps,
-where no row is under way, all workers exchange them and compute the same shares. A replica's other
-work, such as the update of the rows of tables that it owns, counts as if it grew with its rows: the next shares
-correct what that errs. Owners of rows stay, as their work can be made up for by rows of batches.
+in the same time. Workers measure the seconds of a step in which they wait for no other; between two steps, where no
+row is under way, they exchange these and compute the same shares. A replica's other work, such as the update of the
+rows of tables that it owns, counts as if it grew with its rows: the next shares correct that error. Each replica
+keeps the rows of tables that it owns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_STEP = 32
 """The first comparison comes after so many steps of an attempt, and then after twice as many each."""
 
 _SLOWER = 1.25
-"""Seconds of a step over those before, from which on the machines are not what they were."""
+"""Ratio of the seconds of a step to those before, from which on the machines count as changed."""
 
 
 class StepSeconds(NamedTuple):

@@ -21,7 +21,7 @@ class PackedRows:
 
     columns: SequenceColumns
     dtype: torch.dtype
-    """Of what is sent; lengths are exact in any."""
+    """Of the rows in a message; the lengths are int32."""
 
     def message(self, rows_BW: Tensor, counts_BS: Tensor, first: int, stop: int) -> Tensor:
         """Return rows first..stop - 1 as bytes on the host."""
