@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import NO_ID
+from heterps_core.data.features import NO_ID, DynamicIds
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.models.chain import build_chain
 from heterps_core.plans.scheduling_plan import Stage
@@ -71,6 +71,9 @@ def train_part(
     if loop.metrics is not None:
         loop.metrics.add = lambda metrics: losses.append(metrics.loss)  # type: ignore[method-assign]
     loop.train(begin(run, job, loop.model))
+    if loop.config.embedding_memory_bytes is not None:
+        assert bool(loop.model.swept_tables) == loop.model.reads_batch
+        return losses, []
     num_batches = -(-loop.dataset.num_eval_rows // CONFIG.batch_size)
     held_out = [loop.batches.held_out_batch(index) for index in range(num_batches)]
     return losses, [loop.runner.predict(batch).tolist() for batch in held_out]
@@ -82,6 +85,7 @@ def train(
     dataset: PreparedDataset,
     replicas: tuple[int, ...],
     shares: tuple[tuple[int, ...], ...] | None = None,
+    config: TrainingConfig = CONFIG,
 ) -> tuple[list[float], list[float]]:
     """Return losses, and logits of held-out rows where the last stage is one replica."""
     run = RunDirectory(str(folder))
@@ -95,7 +99,7 @@ def train(
     )
     submit_job(
         run,
-        TrainingJob(dataset=str(dataset.directory), stages=stages, run_id="r", model=model, config=CONFIG),
+        TrainingJob(dataset=str(dataset.directory), stages=stages, run_id="r", model=model, config=config),
     )
     *_, (losses, logits) = run_in_processes(train_part, sum(replicas), str(folder), shares)
     return losses, [logit for batch in logits for logit in batch]
@@ -123,6 +127,35 @@ def test_a_model_that_averages_sequences_has_all_of_them(datasets):
 
     for once, each in zip(*batches, strict=True):
         assert once.batch.ids.equal(each.batch.ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dynamic_ids", "memory_bytes"),
+    [(DynamicIds(min_sightings=1), None), (None, 400_000)],
+    ids=["ids", "disk"],
+)
+def test_rows_of_their_own_and_rows_on_disk_are_trained_alike(tmp_path, dynamic_ids, memory_bytes):
+    source = write_requests(tmp_path / "rows.parquet", request_columns(400, seed=2))
+    config = replace(CONFIG, embedding_memory_bytes=memory_bytes)
+
+    once, row_by_row = (
+        train(
+            tmp_path / f"run-{number}",
+            "hstu(embedding_dim=4)",
+            prepare_dataset(
+                source,
+                schema=replace(schema, dynamic_ids=dynamic_ids),
+                buckets_per_slot=40_960,
+                out_dir=tmp_path / f"out-{number}",
+            ),
+            (2, 1),
+            config=config,
+        )
+        for number, schema in enumerate((SCHEMA, ROW_BY_ROW))
+    )
+
+    np.testing.assert_allclose(once[0], row_by_row[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
