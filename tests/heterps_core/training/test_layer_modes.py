@@ -200,8 +200,8 @@ def judge_part(rank: int, run_folder: str) -> dict[str, Any]:
     begin(run, job, loop.model)
     readers = set()
 
-    def reading(read: Callable[[Any], ClickBatch]) -> Callable[[Any], ClickBatch]:
-        return lambda rows: readers.add(threading.current_thread().name) or read(rows)
+    def reading(read: Callable[..., ClickBatch]) -> Callable[..., ClickBatch]:
+        return lambda rows, **cut: readers.add(threading.current_thread().name) or read(rows, **cut)
 
     loop.dataset.batch, loop.dataset.target_batch = (
         reading(loop.dataset.batch),

@@ -48,6 +48,7 @@ class FirstStage:
     """Gives rows in order, says that none but the first micro-batch has come, and keeps the gradients."""
 
     silence_limit_s = 1.0
+    packed = None
 
     def __init__(self, entering: Tensor) -> None:
         self._entering = entering
@@ -69,7 +70,7 @@ class FirstStage:
         self._num_given += 1
         return rows.clone()
 
-    def send(self, rows: Tensor, num_rows: int) -> None:
+    def send(self, rows: Tensor, num_rows: int, counts_BS: Tensor | None) -> None:
         assert self.weight_gradients is not None
         self.waiting_products.append(len(self.weight_gradients))
         self.gradients.append(rows.clone())
