@@ -206,6 +206,7 @@ class MadeUp:
     """Stands where a neighbouring stage would be: what comes from it is always there."""
 
     silence_limit_s = 0.0
+    packed = None
 
     def __init__(self, width: int) -> None:
         self._rows_BW = torch.randn(BATCH_SIZE, width) / BATCH_SIZE
@@ -223,7 +224,7 @@ class MadeUp:
         """Return the same rows again."""
         return self._rows_BW.detach()
 
-    def send(self, rows_BW: Tensor, num_rows: int) -> None:
+    def send(self, rows_BW: Tensor, num_rows: int, counts_BS: Tensor | None) -> None:
         """Send nothing."""
 
     def end_step(self, *, is_drained: bool) -> None:
