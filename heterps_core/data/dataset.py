@@ -311,7 +311,7 @@ class PreparedDataset:
         )
 
     def _lanes_of(self, batch_size: int) -> int:
-        """Return the most lanes of a batch, whose parts have whole requests but for the first and the last."""
+        """Return the most lanes of a batch: each part has whole requests but for its first and its last."""
         requests = 1 if self._request_starts is None else _REQUESTS_OF_LANE
         rows_of_lane = max(round(requests * self.rows_per_request), 1)
         return max(min(self._max_lanes, batch_size // rows_of_lane), 1)

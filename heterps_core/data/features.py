@@ -89,7 +89,7 @@ class FeatureSpec(JsonDocument):
     """For each slot the first slot that looks up the same table; empty stands for a table of its own each."""
 
     slot_histories: tuple[int, ...] = ()
-    """For each slot the first slot whose values are of the same events; empty for events of its own each."""
+    """For each slot the first slot with values of the same events; empty for events of its own each."""
 
     num_labels: int = 1
     dynamic_ids: DynamicIds | None = None

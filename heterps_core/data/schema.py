@@ -298,7 +298,7 @@ class DataSchema(JsonDocument):
 
     @property
     def slot_histories(self) -> tuple[int, ...]:
-        """For each slot the first slot whose values are of the same events."""
+        """For each slot the first slot with values of the same events."""
         columns = (*self.sequence_columns, *self.history_columns)
         histories = {each.name: each.history for each in columns if each.history}
         names = [histories.get(name, (name,)) for name in self.slot_columns]

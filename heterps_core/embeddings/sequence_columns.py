@@ -72,7 +72,7 @@ class SequenceColumns:
     """Columns after the lengths."""
 
     histories: tuple[tuple[int, ...], ...]
-    """Sequences whose values are of the same events."""
+    """Sequences with values of the same events."""
 
     @property
     def padded_width(self) -> int:

@@ -85,7 +85,7 @@ class OwnWork:
 class MeasuredShares:
     """Chooses the shares of stages on several machines from the steps of all workers; alike on each of them.
 
-    A change after which steps take longer is taken back: a replica with a quota of processor time is as fast as the
+    A change after which steps take longer is undone: a replica with a quota of processor time is as fast as the
     others until it has as many rows. Then shares stay until steps take `_SLOWER` times as long.
 
     Args:
@@ -105,7 +105,7 @@ class MeasuredShares:
         """By stage the shares before the last change, and the seconds of a step with them."""
 
         self._settled_s: dict[int, float] = {}
-        """By stage, where a change was taken back, the seconds of a step without it."""
+        """By stage, where a change was undone, the seconds of a step without it."""
 
     def are_compared_after(self, step: int, *, is_drained: bool) -> bool:
         """Tell whether all workers compare their steps after a step (from 1); early, and then less and less often.

@@ -1,4 +1,4 @@
-"""A night whose rows point to a table of events, as a person runs it: check, train, predict."""
+"""A night with rows that point to a table of events, as a person runs it: check, train, predict."""
 
 import json
 
@@ -26,7 +26,7 @@ EVENTS = draw_events(4_000, seed=3)
 
 @pytest.fixture
 def source(tmp_path, monkeypatch):
-    """Rows, and a schema whose events are in a table of two versions."""
+    """Rows, and a schema with events in a table of two versions."""
     monkeypatch.chdir(tmp_path)
     rows = write(draw_rows(3_000, seed=3), tmp_path / "rows.parquet")
     for part in (EVENTS[:2_000], EVENTS[2_000:]):

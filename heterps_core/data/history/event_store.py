@@ -1,7 +1,7 @@
 """Events sorted for look-ups: files of keys that share leading bits of a hash, each in the order of key and time.
 
 A file of events that is new changes the files of its own keys alone. The files of a version are never written again,
-so whoever reads them, by links of its own, goes on with the events of then.
+so a reader with links of its own goes on with the events of then.
 """
 
 from __future__ import annotations

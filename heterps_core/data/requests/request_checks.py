@@ -91,7 +91,7 @@ def _check_are_others(
 
 
 def differing_row(batch: RowBatch, schema: DataSchema, is_same: Bools) -> tuple[int, str] | None:
-    """Return the first row whose request columns are not those of the row before it, and the column; None for none.
+    """Return the first row with other request columns than the row before it, and the column; None for none.
 
     Args:
         is_same: Which rows are of the request of the row before them [n].

@@ -174,7 +174,7 @@ def test_a_model_has_one_encoder_for_the_columns_of_one_history(model):
 
 
 class Branches(torch.nn.Module):
-    """A model whose forward depends on the lengths of sequences."""
+    """A model with a forward that depends on the lengths of sequences."""
 
     def __init__(self, features: FeatureSpec) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A training whose rows point to their histories is the one whose rows have them in lists, to the last bit."""
+"""A training with rows that point to their histories equals one with rows that hold them as lists, bit for bit."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def days_of_table(
 def changes_by_day(
     table: TablePath, snapshot_id: str, day_of: Callable[[PurePosixPath], date | None]
 ) -> tuple[dict[date, list[SourcePath]], Collection[date]]:
-    """Return the files that a table has got for each day since a snapshot, and the days whose rows were changed.
+    """Return the files that a table has got for each day since a snapshot, and the days with changed rows.
 
     Of these days there are no files: some rows in them may have been deleted since.
 

@@ -1,4 +1,4 @@
-"""Candidates of made-up requests: of each the user and the history are written in every row."""
+"""Candidates of drawn requests: of each the user and the history are written in every row."""
 
 from __future__ import annotations
 

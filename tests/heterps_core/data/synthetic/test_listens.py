@@ -49,7 +49,7 @@ def test_log_odds_follow_from_the_earlier_listens_of_a_user(folder):
         qualities.setdefault(row.artist, []).append(logit - _INTERCEPT - _STRENGTH * liking)
         earlier.append((genre, row.action))
 
-    # What is left is the artist's quality, whoever listens and when.
+    # What is left is the artist's quality, for any user and time.
     several = [each for each in qualities.values() if len(each) > 1]
     assert len(several) > 100
     assert max(np.ptp(each) for each in several) < 1e-6
