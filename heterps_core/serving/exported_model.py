@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.distinct_values import IdTurnover
-from heterps_core.data.features import FeatureSpec
+from heterps_core.data.features import NO_ID, SEQUENCE, FeatureSpec
 from heterps_core.data.history.event_join import EventJoin, newest_events
 from heterps_core.data.manifest import DatasetManifest
 from heterps_core.data.numeric_transform import NumericTransform
@@ -30,7 +30,7 @@ from heterps_core.embeddings.sharded_table import ShardedTable
 from heterps_core.errors import CheckpointError, ConfigurationError
 from heterps_core.models.chain import build_chain, run_layers
 from heterps_core.models.graph_block import tensor_name
-from heterps_core.models.slot_embedding import SlotEmbedding
+from heterps_core.models.slot_embedding import SlotEmbedding, share_sequences
 from heterps_core.serving.id_turnover import StoredTable, grown_features
 from heterps_core.serving.raw_columns import Columns, model_input
 from heterps_core.training.checkpoint import complete_checkpoints, read_checkpoint
@@ -49,6 +49,9 @@ from heterps_core.training.storage.verified_files import DamagedFileError, read_
 
 ROWS_PER_BATCH = 8192
 
+_ROWS_PER_HISTORY = 64
+"""Most rows that share a history, as attention compares each with all of them: a power of two."""
+
 
 class ClickPredictor:
     """Click probabilities from raw columns, as in training.
@@ -58,7 +61,9 @@ class ClickPredictor:
     in training. Columns that the model does not know are ignored. Rows of tables stay in the file until they are
     looked up.
 
-    The events of a history are read at the first prediction that needs them, and stay as they are then.
+    Neighbouring rows with the same history, as the candidates of a request have, share the work on it in models that
+    read histories in order. The events of a history by pointer are read at the first prediction that needs them, and
+    stay as they are then.
 
     Args:
         folder: The exported model.
@@ -76,6 +81,7 @@ class ClickPredictor:
         self.schema = DataSchema.from_json(description["schema"])
         self.numeric_transform = NumericTransform.from_json(description["numeric_transform"])
         self.layers = _load_layers(description["model"], self.features, load_file(folder / WEIGHTS))
+        self._shared_ids = _ids_of_histories(self.features) if share_sequences(self.layers) else []
 
     def predict(self, columns: Columns) -> npt.NDArray[np.float64]:
         """Return click probabilities [N], or [N, labels], for columns of N raw values each.
@@ -104,12 +110,30 @@ class ClickPredictor:
             part = slice(first, first + ROWS_PER_BATCH)
             labels = np.zeros(len(ids_NK[part]), dtype=np.float32)
             # Copies, as torch warns of arrays that it may not write, such as mapped ones.
-            batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids_NK[part].copy(), labels)
+            ids = ids_NK[part].copy()
+            for columns in self._shared_ids:
+                ids[np.ix_(_rows_like_the_one_before(ids_NK[part][:, columns]), columns)] = NO_ID
+            batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids, labels)
             with torch.no_grad():
                 logits.append(run_layers(self.layers, batch, None).squeeze(1).double())
         if not logits:
             return np.empty(0 if self.features.num_labels == 1 else (0, self.features.num_labels))
         return torch.cat(logits).numpy() + self.schema.logit_shift
+
+
+def _ids_of_histories(features: FeatureSpec) -> list[list[int]]:
+    """Return the columns of ids of each history, whose sequences rows share together."""
+    slots = [slot for slot, pooling in enumerate(features.slot_poolings) if pooling == SEQUENCE]
+    columns: dict[int, list[int]] = {}
+    for slot in slots:
+        columns.setdefault(features.slot_histories[slot], []).extend(features.id_columns[slot])
+    return list(columns.values())
+
+
+def _rows_like_the_one_before(ids_NT: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    is_same = (ids_NT[1:] == ids_NT[:-1]).all(1)
+    rows = np.flatnonzero(is_same) + 1
+    return rows[rows % _ROWS_PER_HISTORY > 0]
 
 
 class _MappedTable(ShardedTable):

@@ -106,7 +106,7 @@ def ids_of(row):
     return ids
 
 
-def write_model(folder, model, features):
+def write_model(folder, model, features, schema=SCHEMA, transform=TRANSFORM):
     """Write an exported model with drawn weights."""
     torch.manual_seed(3)
     weights = {}
@@ -122,8 +122,8 @@ def write_model(folder, model, features):
         "schema_version": 1,
         "model": model,
         "features": features.to_json(),
-        "schema": SCHEMA.to_json(),
-        "numeric_transform": TRANSFORM.to_json(),
+        "schema": schema.to_json(),
+        "numeric_transform": transform.to_json(),
         "weights_sha256": file_sha256(folder / "model.safetensors"),
     }
     (folder / "model.json").write_text(json.dumps(description))
@@ -133,7 +133,10 @@ def write_model(folder, model, features):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [name if name == "cross-deep" else pytest.param(name, marks=pytest.mark.weekly) for name in CTR_MODELS],
+    [
+        name if name in ("cross-deep", "hstu") else pytest.param(name, marks=pytest.mark.weekly)
+        for name in CTR_MODELS
+    ],
 )
 def test_a_network_answers_as_the_model_does_for_any_number_of_rows_that_are_hashed_by_hand(model, tmp_path):
     exported = write_model(tmp_path / "model", model, FEATURES)

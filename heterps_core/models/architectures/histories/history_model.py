@@ -122,7 +122,7 @@ class _Encoder(nn.Module):
         # A candidate sees all values that are there, and itself; no value sees what fills up a history after it.
         is_there = (places_T < length_R1)[:, None].expand(-1, num_candidates, -1)
         itself = torch.eye(num_candidates, dtype=torch.bool, device=places_T.device).expand(
-            len(is_there), -1, -1
+            is_there.shape[0], -1, -1
         )
         sees = torch.cat([is_there, itself], 2).unsqueeze(1)
         for block in self.blocks:

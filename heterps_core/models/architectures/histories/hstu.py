@@ -56,10 +56,12 @@ _BLOCK_WEIGHTS = 1 << 21
 def _blocks(query_BHTD: Tensor) -> Iterator[slice]:
     """Yield tokens of which the weights are worked out together, the last ones, which have most, first.
 
-    So each block finds room in the memory that the one before it freed.
+    So each block finds room in the memory that the one before it freed. An exported network has one block.
     """
     rows, heads, num_tokens, _ = query_BHTD.shape
-    size = max(_BLOCK_WEIGHTS // max(rows * heads * num_tokens, 1), 64)
+    size = num_tokens
+    if not torch.compiler.is_exporting():
+        size = max(_BLOCK_WEIGHTS // max(rows * heads * num_tokens, 1), 64)
     for first in reversed(range(0, num_tokens, size)):
         yield slice(first, min(first + size, num_tokens))
 
