@@ -182,13 +182,16 @@ class EventJoin:
             return [pa.concat_arrays(of_column) for of_column in zip(*parts, strict=True)]
         found: list[list[pa.Array]] = [[none] for none in self._none]
         num_found = 0
-        for number, rows in rows_of.items():
+        # Neighbours of one key and time, as candidates of a request are, have the events of the first of them.
+        is_other = np.append(True, (hashes[1:] != hashes[:-1]) | (times[1:] != times[:-1]))[: len(keys)]
+        for number, of_bucket in rows_of.items():
+            rows = of_bucket[is_other[of_bucket]]
             starts[rows] = num_found + np.cumsum(counts[rows]) - counts[rows]
             num_found += int(counts[rows].sum())
             places = pa.array(_ranges(firsts[rows], counts[rows]))
             for column, values in zip(self._buckets[number].columns, found, strict=True):
                 values.append(column.take(places))
-        places = pa.array(_ranges(starts, counts))
+        places = pa.array(_ranges(starts[is_other][is_other.cumsum() - 1], counts))
         offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
         return [pa.ListArray.from_arrays(offsets, self._texts(values).take(places)) for values in found]
 

@@ -127,7 +127,10 @@ def _differs(texts: pa.Array) -> Bools:
 
 def _codes(texts: pa.Array) -> npt.NDArray[np.int64]:
     """Return a number for each text, equal for equal ones; a missing one is the empty text."""
-    decoded = texts.dictionary_decode() if pa.types.is_dictionary(texts.type) else texts
-    encoded = pc.fill_null(decoded, "").dictionary_encode()
+    if pa.types.is_dictionary(texts.type):
+        different = pa.concat_arrays([texts.dictionary, pa.array([""], texts.dictionary.type)])
+        of_texts: npt.NDArray[np.int64] = _codes(different)[texts.indices.fill_null(len(texts.dictionary))]
+        return of_texts
+    encoded = pc.fill_null(texts, "").dictionary_encode()
     codes: npt.NDArray[np.int64] = encoded.indices.to_numpy().astype(np.int64)
     return codes

@@ -53,6 +53,12 @@ def test_no_row_of_shuffled_times_sees_an_event_of_its_time_or_later(tmp_path):
     assert {len(each) for each in expected} == set(range(MOST + 1))
 
 
+def test_candidates_of_one_user_and_time_have_the_same_history(tmp_path):
+    candidates = ROWS.take(np.repeat(np.arange(len(ROWS)), 3))
+
+    assert joined(prepared(tmp_path, candidates)) == histories(candidates, EVENTS)
+
+
 def test_rows_with_histories_in_lists_are_the_same_to_a_model(tmp_path):
     by_pointer = prepared(tmp_path)
     rows, schema = fat(ROWS, EVENTS)
