@@ -45,12 +45,11 @@ class Bags:
         ends_BK = (rows_BK != NO_ID).cumsum(1)
         return F.pad(ends_BK, (1, 0))[:, self.starts.to(rows_BK.device)].diff(dim=1)
 
-    def scales(self, rows_BK: Tensor) -> Tensor | None:
-        """Return by what the sum of each bag is multiplied [B, G, 1]; None where all are sums."""
+    def divisors(self, rows_BK: Tensor) -> Tensor | None:
+        """Return by what the sum of each bag is divided [B, G, 1]; None where all are sums."""
         if self._is_mean_G is None:
             return None
-        scales_BG = self.counts(rows_BK).reciprocal()
-        return scales_BG.where(self._is_mean_G.to(rows_BK.device), 1.0).unsqueeze(2)
+        return self.counts(rows_BK).where(self._is_mean_G.to(rows_BK.device), 1).unsqueeze(2)
 
     def pool(self, weight_RD: Tensor, rows_BK: Tensor) -> Tensor:
         """Return the sum of each bag's rows of a table [B, G, D]."""
@@ -65,8 +64,8 @@ class Bags:
         present_BKD = vectors_BKD * (rows_BK != NO_ID).unsqueeze(2)
         pooled_BGD = present_BKD.new_zeros(rows_BK.shape[0], self.num_bags, vectors_BKD.shape[2])
         pooled_BGD = pooled_BGD.index_add(1, self._bag_of_K, present_BKD)
-        scales_BG1 = self.scales(rows_BK)
-        return pooled_BGD if scales_BG1 is None else pooled_BGD * scales_BG1
+        divisors_BG1 = self.divisors(rows_BK)
+        return pooled_BGD if divisors_BG1 is None else pooled_BGD / divisors_BG1
 
     def spread(self, rows_BK: Tensor, gradients_BX: Tensor) -> tuple[Tensor, Tensor]:
         """Return rows [N, 1] with the gradient [N, D] of the bag that each is in."""

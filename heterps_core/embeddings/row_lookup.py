@@ -90,9 +90,9 @@ class _Lookup(torch.autograd.Function):
             place_values(vectors_ND, leaving[:, stop:end], ctx.is_there)
         if num_vectors:
             table.gather(looked_up, leaving[:, first:stop])
-        ctx.scales = None if bags is None else bags.scales(rows_BS)
-        if ctx.scales is not None:
-            leaving[:, first:stop].view(num_samples, num_vectors, table.dimension).mul_(ctx.scales)
+        ctx.divisors = None if bags is None else bags.divisors(rows_BS)
+        if ctx.divisors is not None:
+            leaving[:, first:stop].view(num_samples, num_vectors, table.dimension).div_(ctx.divisors)
         ctx.table, ctx.looked_up, ctx.columns = table, looked_up, (first, stop, end)
         ctx.before_dtype = None if before_BW is None else before_BW.dtype
         return leaving
@@ -102,9 +102,9 @@ class _Lookup(torch.autograd.Function):
         (gradient,) = gradients
         first, stop, end = ctx.columns
         of_vectors = gradient[:, first:stop]
-        if ctx.scales is not None:
-            shape = (*ctx.scales.shape[:2], ctx.table.dimension)
-            of_vectors = (of_vectors.reshape(shape) * ctx.scales.to(of_vectors.dtype)).flatten(1)
+        if ctx.divisors is not None:
+            shape = (*ctx.divisors.shape[:2], ctx.table.dimension)
+            of_vectors = (of_vectors.reshape(shape) / ctx.divisors).flatten(1)
         if stop > first:
             ctx.table.scatter(ctx.looked_up, of_vectors)
         if ctx.values is not None:
