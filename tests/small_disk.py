@@ -31,6 +31,11 @@ class SmallDisk:
         """Give back what `fill` took."""
         (self.path / "filling").unlink(missing_ok=True)
 
+    def set_read_only(self, is_read_only: bool = True) -> None:
+        """Let nothing be written any more, as the kernel does after an error of the disk, or let it again."""
+        options = f"remount,{'ro' if is_read_only else 'rw'}"
+        subprocess.run(["mount", "-o", options, str(self.path)], check=True)
+
 
 @contextmanager
 def mounted(path: Path, *, size: str = "400k") -> Iterator[SmallDisk]:

@@ -30,7 +30,7 @@ from typing import Any
 from flows.service.addresses import MLFLOW_PORT, PREFECT_PORT
 from flows.service.schedule import nightly_timezone
 from heterps_core import __version__
-from heterps_core.errors import ConfigurationError, HeterpsError, LedgerError, ProvisioningError
+from heterps_core.errors import ConfigurationError, HeterpsError, ProvisioningError
 from infra.checks import Check, CheckState, machine_checks, package_checks, tried
 from infra.inventory import HERE
 from infra.machines.sweeper import regions_of
@@ -38,6 +38,7 @@ from infra.providers import PROVIDERS, Provider, provider_of
 from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
 from tasks.clusters import ledger_entries
 from tasks.records.mlflow_names import DIED
+from tasks.records.run_files import newest_machines
 
 MOST_OPEN_RUNS = 1_000
 LOCK_FILE = Path(__file__).parents[2] / "requirements.lock"
@@ -111,9 +112,14 @@ def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> I
             chosen = provider_of(workspace, provider, region=place)
             for check in chosen.checks():
                 yield replace(check, what=" ".join([check.what, place]).strip())
+            if found := newest_machines(workspace, cloud=provider, region=place):
+                run_id, plan = found
+                check = tried(f"quotas for {run_id}", partial(chosen.check_quotas, plan), found=plan.machines)
+                # A new plan would keep within them.
+                yield check if check.state is CheckState.OK else replace(check, state=CheckState.NOTE)
             if chosen.has_inventory:
                 yield tried("machines", partial(_machines, chosen, workspace))
-    except (LedgerError, ProvisioningError) as problem:
+    except (ConfigurationError, ProvisioningError) as problem:
         found, _, way_out = str(problem).rpartition("; ")
         yield Check(f"provider {provider}", CheckState.MISSING, found, way_out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
@@ -12,7 +13,7 @@ from flows.night.plan_search import PlanSearch
 from flows.night.run import OpenedRun
 from flows.service.schedule import nightly_timezone
 from heterps_core.device_types import DEVICE_TYPES, in_markets
-from heterps_core.errors import HeterpsError
+from heterps_core.errors import BudgetExceededError, HeterpsError, InfeasiblePlanError
 from heterps_core.hardware import InstanceOffer, Market, hardware_name
 from heterps_core.models.model_graph import host_bytes_of_worker
 from heterps_core.planning.calibration import Calibration
@@ -22,6 +23,7 @@ from heterps_core.units import SECONDS_PER_HOUR
 from infra.inventory import HERE
 from infra.prices.region_rates import rates_between
 from infra.providers import get_provider, provider_of
+from infra.providers.base import QuotaExceededError
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for
 from tasks.planning.extra_costs import pause_share
@@ -101,7 +103,7 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     }
     for region, limit in limits.items():
         if limit.text:
-            log_step("quotas", f"of vCPUs in {region}, for each device type alone: {limit.text}")
+            log_step("quotas", f"of vCPUs in {region}, left for each device type alone: {limit.text}")
 
     def search_in(region: str, times: ProfiledModel) -> PlanSearch:
         rentable, others = types[region]
@@ -140,6 +142,16 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         free_hours=chosen.evaluation.run_seconds / SECONDS_PER_HOUR,
         rates=search.rates,
     )
+    try:
+        provider_of(run.workspace, asked.provider, region=provisioning.region).check_quotas(
+            provisioning.cloud_plan
+        )
+    except QuotaExceededError as problem:
+        log_step("quotas", str(problem))
+        sharing = set(limits[provisioning.region].sharing[problem.quotas[0]])
+        used = sharing & {group.device_type for group in provisioning.cloud_plan.groups}
+        if within := _with_one_type_of(run, sharing, used=used, without=without):
+            return within
     log_step("machines", provisioning.summary)
     config = search.config(problem, chosen, provisioning, wire_dtype=wire_dtype)
     spot_until = None
@@ -148,6 +160,20 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     region = "; ".join(filter(None, (why, search.crossing.text)))
     report = search.report(problem, searches, provisioning, config, region)
     return NightPlan(report, search.profiled, learning, search.deadline, spot_until)
+
+
+def _with_one_type_of(
+    run: OpenedRun, sharing: set[str], *, used: set[str], without: Collection[str]
+) -> NightPlan | None:
+    """Return the cheapest plan with one device type of those that exceed a quota together, and none of the others.
+
+    None where no such plan is found: its launch tries purchases that ask less of the quota.
+    """
+    plans = []
+    for kept in used if len(used) > 1 else ():
+        with suppress(InfeasiblePlanError, BudgetExceededError):
+            plans.append(plan_night(run, without={*without, *sharing} - {kept}))
+    return min(plans, key=lambda plan: plan.report.chosen.plan.cost_usd, default=None)
 
 
 def _types_in(

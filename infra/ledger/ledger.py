@@ -33,7 +33,14 @@ from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger.ledger_entry import EndReason, EntryState, Instance, LedgerEntry, entry_of_row
-from infra.ledger.ledger_file import COLUMNS, SELECT, bring_up_to_date, make_ledger_file, transaction
+from infra.ledger.ledger_file import (
+    COLUMNS,
+    SELECT,
+    bring_up_to_date,
+    is_read_only,
+    make_ledger_file,
+    transaction,
+)
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
@@ -49,7 +56,7 @@ class Ledger:
     Every method may be called again with the same arguments: what is written already stays as it is.
     Times carry a time zone.
 
-    The file and its folder are made where they are missing.
+    The file and its folder are made where they are missing. On a read-only file system entries are read as they are.
 
     Raises:
         LedgerError: From every method: the file is damaged, its disk is full, or another process holds it too long.
@@ -59,6 +66,8 @@ class Ledger:
         self.path = path
         self._check_intent: Callable[[], None] = lambda: None
         make_ledger_file(path)
+        if is_read_only(path):
+            return
         with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
             bring_up_to_date(database, path)

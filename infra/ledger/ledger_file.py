@@ -45,6 +45,11 @@ _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE = 0xFF
 
 
+def is_read_only(path: Path) -> bool:
+    """Tell whether a file is on a file system that nothing can write now."""
+    return path.exists() and bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
 @contextmanager
 def transaction(path: Path) -> Iterator[sqlite3.Connection]:
     """Open the file, and commit the writes of the block.
@@ -52,8 +57,10 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
     Raises:
         LedgerError: It is no whole database, its disk is full, or another process holds it too long.
     """
+    # Without a lock, and past the journal of a cut write, where the file cannot change.
+    address = f"{path.absolute().as_uri()}?immutable={is_read_only(path):d}"
     try:
-        with closing(sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S)) as database, database:
+        with closing(sqlite3.connect(address, uri=True, timeout=_LOCK_TIMEOUT_S)) as database, database:
             yield database
     except sqlite3.DatabaseError as error:
         raise LedgerError(
@@ -117,12 +124,12 @@ def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
 
 
 def _damage_of(path: Path) -> str | None:
-    """Return why a file can be no ledger, None where it is one or there is no file.
+    """Return why a file can be no ledger; None where it is one, there is no file, or none can take its place.
 
     Raises:
         LedgerError: It cannot be looked at now, as another process holds it.
     """
-    if not path.exists():
+    if not path.exists() or is_read_only(path):
         return None
     address = f"file:{path}?mode=rw"
     try:

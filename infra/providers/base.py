@@ -65,10 +65,13 @@ class UnitLimits(NamedTuple):
     """The most units that an account may rent."""
 
     most: Mapping[str, int]
-    """By device type; one that is missing has no limit."""
+    """By device type, of each alone; one that is missing has no limit."""
+
+    sharing: Mapping[str, Collection[str]]
+    """The device types that count against a quota together, by its name."""
 
     text: str
-    """The quotas with their vCPUs, for people; empty where none is known."""
+    """The quotas with the vCPUs that are left of them, for people; empty where none is known."""
 
 
 class Provider(ABC):
@@ -200,7 +203,14 @@ class Provider(ABC):
 
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the most units of device types that the account's quotas allow of each alone."""
-        return UnitLimits({}, "")
+        return UnitLimits({}, {}, "")
+
+    def check_quotas(self, plan: ProvisioningPlan) -> None:  # noqa: B027
+        """Check that the account's quotas allow all machines of a plan together, beside those that run.
+
+        Raises:
+            QuotaExceededError: They do not; names the way out.
+        """
 
     @staticmethod
     def asks_less(plan: ProvisioningPlan, of: ProvisioningPlan, quotas: Iterable[str]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.json_file import replace_json
+from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.workspace import Workspace
 from tasks.records.run_ids import SHOWN, known_runs
 
@@ -55,6 +56,7 @@ def keep_explanation(workspace: Workspace, report: PlanReport) -> None:
         "text": explanation_text(report.explanation),
         "tables": report.tables_text,
         "plan": plan.to_json(),
+        "machines": report.provisioning.cloud_plan.to_json(),
         "explanation": report.explanation.to_json(),
     }
     replace_json(workspace.run_folder(report.run_id) / EXPLANATION_FILE, document)
@@ -72,6 +74,18 @@ def read_explanation(workspace: Workspace, run_id: str) -> dict[str, Any]:
         where_missing=f"only a run that came to a plan can be explained, but run {run_id} left no explanation in "
         f"{path}; heterps runs says how it ended",
     )
+
+
+def newest_machines(workspace: Workspace, *, cloud: str, region: str) -> tuple[str, ProvisioningPlan] | None:
+    """Return the machines of the newest plan that buys in a region, also for a dry run, and its run."""
+    paths = workspace.runs_directory.glob(f"*/{EXPLANATION_FILE}")
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        # Plans of before have none.
+        if document := _read(path, where_missing="").get("machines"):
+            plan = ProvisioningPlan.from_json(document)
+            if {(offer.cloud, offer.region) for offer in plan.offers} == {(cloud, region)}:
+                return path.parent.name, plan
+    return None
 
 
 def read_report(workspace: Workspace, run_id: str) -> str:

@@ -112,8 +112,9 @@ class AwsEc2Provider(Provider):
         # A name is drawn only where it counts: on a full disk a sweep could not write it, and machines must end.
         name = os.environ.get("HETERPS_AWS_WORKSPACE") or workspace.cloud_name()
         machines = MachineSettings.of_environment(os.environ, name)
-        quotas = Quotas(partial(client_of, "service-quotas", config=_config(*_BRIEF)), region)
-        return cls(client_of("ec2"), machines, iam=client_of("iam"), quotas=quotas)
+        ec2 = client_of("ec2")
+        quotas = Quotas(partial(client_of, "service-quotas", config=_config(*_BRIEF)), ec2)
+        return cls(ec2, machines, iam=client_of("iam"), quotas=quotas)
 
     def now(self) -> datetime:
         """Return EC2's time; see `Provider.now`."""
@@ -150,7 +151,12 @@ class AwsEc2Provider(Provider):
 
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the units that the account's quotas allow; see `Provider.unit_limits`."""
-        return self._quotas.unit_limits(device_types, offers) if self._quotas else UnitLimits({}, "")
+        return self._quotas.unit_limits(device_types, offers) if self._quotas else UnitLimits({}, {}, "")
+
+    def check_quotas(self, plan: ProvisioningPlan) -> None:
+        """Check a plan against the account's quotas; see `Provider.check_quotas`."""
+        if self._quotas is not None:
+            self._quotas.check(plan)
 
     def check_run_directory(self, location: str) -> None:
         """Check that nodes can be given a role for it; see `Provider.check_run_directory`."""
@@ -165,10 +171,10 @@ class AwsEc2Provider(Provider):
         requests = plan.node_requests()
         self._check_regions(requests)
         self.check_run_directory(bootstrap.run_location)
-        if self._quotas is not None:
-            self._quotas.check(plan)
         with explained("prepare the launch"):
             there = queries.live_instances(self.client, self.machines.workspace, run_id)
+        if not there:
+            self.check_quotas(plan)
         attempts = RunLaunch(
             client=self.client,
             iam=self.iam,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import ARCHITECTURES
+from heterps_core.hardware import ARCHITECTURES, Market
 from infra.providers.aws import passing
 from infra.providers.aws.errors import GONE_CODES, explained, is_refused
 from infra.providers.aws.tags import ENDED_STATES, LEASE_TAG, own_filters
@@ -131,6 +132,29 @@ def remembered_instances(
     tagged = _described(client, own_filters(workspace, None))
     missing = sorted(set(instance_ids) - {instance["InstanceId"] for instance in tagged})
     return [*tagged, *_with_ids(client, missing)]
+
+
+def vcpus_in_use(client: EC2Client) -> Counter[tuple[str, Market]]:
+    """Return the vCPUs of all machines of an account that run or start in a region, by family and market.
+
+    Quotas count those that a type has by default.
+    """
+    in_use: FilterTypeDef = {"Name": "instance-state-name", "Values": ["pending", "running"]}
+    machines = Counter(
+        (each["InstanceType"], Market.SPOT if each.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND)
+        for each in _described(client, [in_use])
+    )
+    names = sorted({name for name, _ in machines})
+    used: Counter[tuple[str, Market]] = Counter()
+    for start in range(0, len(names), _MAX_FILTER_VALUES):
+        asked: FilterTypeDef = {"Name": "instance-type", "Values": names[start : start + _MAX_FILTER_VALUES]}
+        pages = client.get_paginator("describe_instance_types").paginate(Filters=[asked])
+        for described in (each for page in pages for each in page["InstanceTypes"]):
+            for market in Market:
+                count = machines[described["InstanceType"], market]
+                family = described["InstanceType"].partition(".")[0]
+                used[family, market] += count * described["VCpuInfo"]["DefaultVCpus"]
+    return used
 
 
 def describe_when_known(client: EC2Client, instance_ids: Sequence[str]) -> list[InstanceTypeDef]:

@@ -1,17 +1,17 @@
 """Quotas of vCPUs: what counts against which, and what an account's quotas leave of plans.
 
 EC2 counts vCPUs of running instances, by market and by group of families, in a whole region (Amazon EC2 user guide,
-"Amazon EC2 service quotas"): what is exhausted in one zone is exhausted in all.
+"Amazon EC2 service quotas"): what is exhausted in one zone is exhausted in all. Machines of others count, too.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from botocore.exceptions import ClientError
 
@@ -20,12 +20,13 @@ from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, Market
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from infra.providers.aws.errors import explained
+from infra.providers.aws.queries import vcpus_in_use
 from infra.providers.base import QuotaExceededError, UnitLimits
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from mypy_boto3_ec2 import EC2Client
 
-_UNKNOWN = 1e9
-"""vCPUs of a quota that AWS does not tell: EC2 refuses what is beyond it."""
+logger = logging.getLogger(__name__)
 
 
 class Quota(NamedTuple):
@@ -60,11 +61,14 @@ _OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295
 
 def quota_of(offer: InstanceOffer) -> Quota:
     """Return the quota that an offer's vCPUs count against."""
-    family = offer.instance_type.family
-    if offer.market is Market.SPOT and family.startswith("p5"):
+    return _quota_of(offer.instance_type.family, offer.market)
+
+
+def _quota_of(family: str, market: Market) -> Quota:
+    if market is Market.SPOT and family.startswith("p5"):
         return P5_SPOT
     letters = re.match(r"[a-z]*", family)
-    return _OTHERS.get(letters[0] if letters else "", STANDARD)[offer.market]
+    return _OTHERS.get(letters[0] if letters else "", STANDARD)[market]
 
 
 def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
@@ -86,57 +90,99 @@ def _vcpus(plan: ProvisioningPlan) -> Counter[Quota]:
     return counted
 
 
+class _Left(NamedTuple):
+    """vCPUs of a quota."""
+
+    allowed: float
+    used: int
+    """Of running machines, also those of others."""
+
+    @property
+    def vcpus(self) -> int:
+        """How many more may run."""
+        return max(int(self.allowed) - self.used, 0)
+
+    def __str__(self) -> str:
+        return f"{self.vcpus} of {self.allowed:g}"
+
+
 class Quotas:
-    """The quotas of an account in a region, each asked for once.
+    """The quotas of an account in a region, each asked for once, and what running machines leave of them now.
 
     `make_client` returns boto3's client of Service Quotas, which few commands need. Where that is out of reach, as
     from a network without a way to it, all are unknown, and none is asked for again.
     """
 
-    def __init__(self, make_client: Callable[[], Any], region: str) -> None:
+    def __init__(self, make_client: Callable[[], Any], ec2: EC2Client) -> None:
         self._client = cache(make_client)
-        self._region = region
-        self._vcpus_of: Callable[[Quota], float] = cache(self._ask)
+        self._ec2 = ec2
+        self._vcpus_of: Callable[[Quota], float | None] = cache(self._ask)
 
-    def _ask(self, quota: Quota) -> float:
+    def _ask(self, quota: Quota) -> float | None:
         try:
             with explained("tell the account's quotas"):
                 answer = self._client().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
                 return float(answer["Quota"]["Value"])
         except ProvisioningError as problem:
             if not isinstance(problem.__cause__, ClientError):
-                self._vcpus_of = lambda _: _UNKNOWN
+                self._vcpus_of = lambda _: None
                 logger.warning("quotas of vCPUs are unknown; EC2 refuses a launch beyond them: %s", problem)
-        return _UNKNOWN
+        return None
+
+    def _left(self, quotas: Iterable[Quota]) -> dict[Quota, _Left]:
+        """Return what is left of quotas, without those that AWS does not tell: EC2 refuses what is beyond them."""
+        allowed = {quota: self._vcpus_of(quota) for quota in dict.fromkeys(quotas)}
+        known = {quota: vcpus for quota, vcpus in allowed.items() if vcpus is not None}
+        used: Counter[Quota] = Counter()
+        try:
+            with explained("tell the machines that run"):
+                for (family, market), vcpus in (vcpus_in_use(self._ec2) if known else {}).items():
+                    used[_quota_of(family, market)] += vcpus
+        except ProvisioningError as problem:
+            logger.warning("machines that run are not counted in quotas: %s", problem)
+        return {quota: _Left(vcpus, used[quota]) for quota, vcpus in known.items()}
 
     def check(self, plan: ProvisioningPlan) -> None:
-        """Check that a plan keeps within them.
+        """Check that a plan keeps within what is left of them.
 
         Raises:
             QuotaExceededError: It does not; names the first quota, and the command that asks for more.
         """
-        for quota, asked in _vcpus(plan).items():
-            if asked > (allowed := self._vcpus_of(quota)):
+        asked = _vcpus(plan)
+        for quota, left in self._left(asked).items():
+            if asked[quota] > left.vcpus:
                 types = {group.device_type for group in plan.groups if quota_of(group.offer) == quota}
                 raise QuotaExceededError(
-                    f"the plan must keep within the quota {quota.name} of {allowed:g} vCPUs, and asks for {asked}; "
-                    f"{quota.request(self._region, asked)}, or plan with "
+                    f"the plan must keep within the {left} vCPUs that running machines leave of the quota "
+                    f"{quota.name}, and asks for {asked[quota]}; "
+                    f"{quota.request(self._region, asked[quota] + left.used)}, or plan with "
                     f"--device-types {' or '.join(sorted(types))} alone, or --markets on-demand spot",
                     quotas=(quota.name,),
                 )
 
+    @property
+    def _region(self) -> str:
+        return self._ec2.meta.region_name
+
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the most units of device types; see `Provider.unit_limits`."""
-        limits: dict[str, int] = {}
-        known: dict[str, float] = {}
+        sold: dict[str, dict[InstanceOffer, int]] = {}
         for name in device_types:
             hardware = get_device_type(name)
             units = {each: hardware.equal_units_of(each.instance_type) for each in offers}
-            sold = [each for each, count in units.items() if count and each.market is hardware.market]
-            if sold and not any(each.is_reserved for each in sold):
-                known |= {quota_of(each).name: self._vcpus_of(quota_of(each)) for each in sold}
+            of_type = {each: n for each, n in units.items() if n and each.market is hardware.market}
+            if of_type and not any(each.is_reserved for each in of_type):
+                sold[name] = of_type
+        left = self._left(quota_of(offer) for of_type in sold.values() for offer in of_type)
+        limits: dict[str, int] = {}
+        sharing: dict[str, set[str]] = defaultdict(set)
+        for name, of_type in sold.items():
+            if all(quota_of(offer) in left for offer in of_type):
                 limits[name] = max(
-                    int(known[quota_of(each).name] // each.instance_type.vcpus) * units[each] for each in sold
+                    left[quota_of(offer)].vcpus // offer.instance_type.vcpus * units
+                    for offer, units in of_type.items()
                 )
-        texts = (f"{name} {vcpus:g}" for name, vcpus in known.items() if vcpus < _UNKNOWN)
-        return UnitLimits(limits, "; ".join(texts))
+            for offer in of_type:
+                sharing[quota_of(offer).name].add(name)
+        text = "; ".join(f"{quota.name} {of_quota}" for quota, of_quota in left.items())
+        return UnitLimits(limits, sharing, text)

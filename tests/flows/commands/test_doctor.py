@@ -5,6 +5,7 @@ import re
 import socket
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -15,7 +16,10 @@ from infra.ledger import ledger_file
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers import provider_of
 from infra.workspace import Workspace
+from tasks.records.run_files import keep_explanation
 from tasks.running.live_fleet import only_fleet
+from tests.infra.builders import moto_ec2
+from tests.tasks.report_builders import make_plan_report
 
 
 @pytest.fixture
@@ -197,6 +201,31 @@ def test_a_misspelt_profile_is_a_line_among_the_others(doctor, monkeypatch):
     assert found["ledger"]["state"] == "ok"
     assert "profile (prodution) could not be found" in found["provider aws"]["found"]
     assert "aws configure list-profiles" in found["provider aws"]["fix"]
+
+
+@pytest.mark.parametrize(("allowed", "state"), [(8, "ok"), (7, "note")])
+def test_the_newest_plan_is_held_against_the_quotas_of_the_account(doctor, monkeypatch, allowed, state):
+    """The plan buys a c7i.2xlarge, of 8 vCPUs, and a card of 4 that counts against another quota."""
+    report = make_plan_report(provider="aws")
+    assert "1 x c7i.2xlarge" in report.provisioning.cloud_plan.machines
+    keep_explanation(Workspace.locate().create(), report)
+    answer = SimpleNamespace(status_code=200), {"Quota": {"Value": allowed}}
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
+    boto3.DEFAULT_SESSION.events.register(
+        "before-call.service-quotas.GetServiceQuota", lambda **_: answer, unique_id="quota"
+    )
+    with moto_ec2() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        _, printed = doctor("--provider", "aws", "--json")
+
+    found = checks(printed)[f"quotas for {report.run_id}"]
+    assert found["state"] == state
+    if state == "ok":
+        assert found["found"] == report.provisioning.cloud_plan.machines
+    else:
+        assert "the plan must keep within the 7 of 7 vCPUs" in found["found"]
+        assert "--desired-value 8, or plan with --device-types" in found["fix"]
 
 
 def test_a_report_holds_the_checks_and_neither_keys_nor_accounts(doctor, monkeypatch, tmp_path):

@@ -1,4 +1,6 @@
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -155,9 +157,9 @@ def test_a_ledger_that_fails_in_the_middle_of_a_sweep_loses_no_machine_of_its_re
         swept.check_clean()
 
 
-def test_machines_are_looked_for_by_id_where_the_ledger_can_be_read_and_not_written(tmp_path, monkeypatch):
-    ledger = left_machines(workspace := Workspace(root=tmp_path), tmp_path)
-    refuse_updates(ledger, "TRUE")
+@pytest.fixture
+def asked_ids(monkeypatch):
+    """The ids by which each sweep looks for machines."""
     asked = []
     remembered = LocalProvider.remembered_instances
 
@@ -166,8 +168,55 @@ def test_machines_are_looked_for_by_id_where_the_ledger_can_be_read_and_not_writ
         return remembered(provider, ids)
 
     monkeypatch.setattr(LocalProvider, "remembered_instances", seen)
+    return asked
+
+
+def test_machines_are_looked_for_by_id_where_the_ledger_can_be_read_and_not_written(tmp_path, asked_ids):
+    ledger = left_machines(workspace := Workspace(root=tmp_path), tmp_path)
+    refuse_updates(ledger, "TRUE")
 
     swept = sweep_workspace(workspace, ["local"])
 
-    assert asked == [{entry.provider_instance_id for entry in ledger.entries()}]
+    assert asked_ids == [{entry.provider_instance_id for entry in ledger.entries()}]
     assert [machine.is_booked for machine in swept.machines] == [False] * 3
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["between writes", "within a write"])
+def test_machines_are_looked_for_by_id_on_a_read_only_disk(tmp_path, small_disk, asked_ids, is_cut):
+    """The kernel lets nothing be written after an error of the disk; a write that it cut leaves a journal."""
+    (tmp_path / "leases").mkdir()
+    (small_disk.path / "leases").symlink_to(tmp_path / "leases")
+    workspace = Workspace(root=small_disk.path)
+    ledger = left_machines(workspace, tmp_path)
+    ids = {entry.provider_instance_id for entry in ledger.entries()}
+    if is_cut:
+        content = ledger.path.read_bytes()
+        subprocess.run([sys.executable, "-c", CUT_WRITE, str(ledger.path)], check=True)
+        # As before the pages follow their journal.
+        ledger.path.write_bytes(content)
+    small_disk.set_read_only()
+
+    swept = sweep_workspace(workspace, ["local"])
+
+    small_disk.set_read_only(False)
+    assert asked_ids == [ids]
+    assert LocalProvider.for_workspace(workspace, region="").list_instances() == ()
+    assert [machine.is_booked for machine in swept.machines] == [False] * 3
+    (problem,) = swept.problems
+    assert "local was swept and is not all written down: " in problem
+    assert "readonly database" in problem
+    assert {entry.provider_instance_id for entry in ledger.entries()} == ids
+
+
+CUT_WRITE = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")
+columns = ", ".join(row[1] for row in database.execute("PRAGMA table_info(machines)") if row[1] != "run_id")
+database.execute("BEGIN IMMEDIATE")
+for number in range(100):
+    insert = f"INSERT INTO machines (run_id, {columns}) SELECT ?, {columns} FROM machines WHERE run_id = 'left'"
+    database.execute(insert, (f"cut-{number}",))
+os._exit(0)
+"""
+"""Dies when the journal of a transaction is on the disk."""

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ from infra.providers.aws.provider import AwsEc2Provider
 from infra.providers.aws.quotas import Quotas, asks_less, quota_of
 from infra.providers.base import QuotaExceededError
 from tests.infra.builders import offer, plan
-from tests.moto_server import REGION
 
 STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
 STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"
@@ -58,11 +58,11 @@ def test_a_quota_that_the_refused_purchase_would_have_used_instead_is_no_obstacl
 
 
 @pytest.fixture
-def quotas_of(server):
+def quotas_of(server, client):
     """Returns the quotas of an account that tells vCPUs by the quota's code; moto knows no quotas of EC2."""
 
     def act(vcpus):
-        client = server.client("service-quotas")
+        service = server.client("service-quotas")
 
         def answer(params, **_):
             code = re.search(r"L-\w+", params["body"].decode())[0]
@@ -71,26 +71,26 @@ def quotas_of(server):
                 return SimpleNamespace(status_code=400), {"Error": error}
             return SimpleNamespace(status_code=200), {"Quota": {"Value": vcpus[code]}}
 
-        client.meta.events.register("before-call.service-quotas.GetServiceQuota", answer)
-        return Quotas(lambda: client, REGION)
+        service.meta.events.register("before-call.service-quotas.GetServiceQuota", answer)
+        return Quotas(lambda: service, client)
 
     return act
 
 
-def test_a_plan_beyond_a_quota_is_refused_before_anything_is_asked_of_ec2(launch, client, wire, quotas_of):
+def test_a_plan_beyond_a_quota_is_refused_before_anything_is_made(launch, client, wire, quotas_of):
     """Two machines of 2 vCPUs each, of two device types, each of which is within it alone."""
     first, second = plan().groups
     both = replace(plan(), groups=(first, replace(second, device_type="cpu-c8g")))
     with pytest.raises(
         QuotaExceededError,
-        match=r"Standard.* of 3 vCPUs, and asks for 4; aws service-quotas .*"
+        match=r"within the 3 of 3 vCPUs that .* Standard.*, and asks for 4; aws service-quotas .*"
         "--quota-code L-1216C47A --region us-east-1 --desired-value 4, or plan with "
         "--device-types cpu-c7i or cpu-c8g alone, or --markets on-demand spot$",
     ) as refused:
         launch(both, provider=AwsEc2Provider(client, quotas=quotas_of({"L-1216C47A": 3.0})))
 
     assert refused.value.quotas == (STANDARD,)
-    assert wire.requests == []
+    assert {request["Action"] for request in wire.requests} == {"DescribeInstances"}
 
 
 @pytest.mark.parametrize("vcpus", [{"L-1216C47A": 4.0}, {}], ids=["enough", "unknown"])
@@ -109,7 +109,56 @@ def test_a_quota_limits_the_units_of_each_device_type(quotas_of):
     )
 
     assert limits.most == {"cpu-c7i": 2, "cpu-c7i-spot": 0}
-    assert limits.text == f"{STANDARD} 5; {STANDARD_SPOT} 0"
+    assert limits.sharing == {STANDARD: {"cpu-c7i"}, STANDARD_SPOT: {"cpu-c7i-spot"}}
+    assert limits.text == f"{STANDARD} 5 of 5; {STANDARD_SPOT} 0 of 0"
+
+
+@pytest.fixture
+def machines_of_others(server):
+    """Two machines of 2 vCPUs on-demand, one of them stopped, and one of 4 on spot; of no workspace."""
+    ec2 = server.own_client
+    image = ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"]
+    one = {"ImageId": image, "MinCount": 1, "MaxCount": 1}
+    ec2.run_instances(InstanceType="m7i.large", **one)
+    stopped = ec2.run_instances(InstanceType="m7i.large", **one)["Instances"][0]["InstanceId"]
+    ec2.stop_instances(InstanceIds=[stopped])
+    spot = {"LaunchSpecification": {"ImageId": image, "InstanceType": "c7i.xlarge"}, "InstanceCount": 1}
+    ec2.request_spot_instances(**spot)
+    assert Counter(each.get("InstanceLifecycle") for each in server.instances()) == {None: 2, "spot": 1}
+
+
+def test_what_runs_already_counts_against_the_quota_of_its_market(machines_of_others, quotas_of):
+    """By hand: 2 of 9 vCPUs on-demand and 4 of 7 on spot are in use; a c7i.large has 2, which are one unit."""
+    offers = [offer(), offer(market=Market.SPOT)]
+
+    limits = quotas_of({"L-1216C47A": 9.0, "L-34B43A08": 7.0}).unit_limits(
+        ["cpu-c7i", "cpu-c7i-spot"], offers
+    )
+
+    assert limits.most == {"cpu-c7i": 3, "cpu-c7i-spot": 1}
+    assert limits.text == f"{STANDARD} 7 of 9; {STANDARD_SPOT} 3 of 7"
+
+
+def test_a_plan_is_refused_beside_what_runs_already(machines_of_others, quotas_of):
+    """Two machines of 2 vCPUs each: 5 allowed, 2 in use, so 6 must be asked for."""
+    with pytest.raises(
+        QuotaExceededError, match=r"within the 3 of 5 vCPUs .*asks for 4; .* --desired-value 6,"
+    ):
+        quotas_of({"L-1216C47A": 5.0}).check(plan(offer(), offer()))
+
+
+def test_a_repeated_launch_of_the_same_machines_needs_no_more_of_a_quota(launch, client, quotas_of):
+    provider = AwsEc2Provider(client, quotas=quotas_of({"L-1216C47A": 4.0}))
+
+    assert launch(provider=provider).nodes == launch(provider=provider).nodes
+
+
+def test_machines_that_cannot_be_counted_leave_the_whole_quota(client, wire, quotas_of, caplog):
+    wire.refuse = lambda form: ("UnauthorizedOperation", "as the test wants it")
+
+    quotas_of({"L-1216C47A": 4.0}).check(plan(offer(), offer()))
+
+    assert "machines that run are not counted in quotas: AWS refused" in caplog.text
 
 
 def test_a_service_that_is_out_of_reach_is_asked_once_and_all_quotas_are_unknown(server, caplog):
@@ -122,10 +171,9 @@ def test_a_service_that_is_out_of_reach_is_asked_once_and_all_quotas_are_unknown
     client.meta.events.register("before-send.service-quotas", lose)
     offers = [offer(), offer(market=Market.SPOT)]
 
-    limits = Quotas(lambda: client, REGION).unit_limits(["cpu-c7i", "cpu-c7i-spot"], offers)
+    limits = Quotas(lambda: client, server.client()).unit_limits(["cpu-c7i", "cpu-c7i-spot"], offers)
 
-    assert (len(asked), limits.text) == (1, "")
-    assert min(limits.most.values()) > 1_000_000
+    assert (len(asked), limits.text, limits.most) == (1, "", {})
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "quotas of vCPUs are unknown; EC2 refuses a launch beyond them"
     ]
