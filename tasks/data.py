@@ -28,7 +28,7 @@ from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.days import Night, parse_day, partitions_of, table_changes
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.source_files import files_of_day
-from heterps_core.data.reading.tables.table_path import TableFiles, TablePath
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.row_query import inputs_of
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import (
@@ -243,14 +243,7 @@ def _with_late_files(
                 others = f" and {len(some) - 1} more files" if len(some) > 1 else ""
                 log_step("late rows", f"{some[0]}{others}: {what} since {day} was trained on; {way_out}")
         late += new
-    files = night.train_files
-    if late_rows != TRAIN:
-        return night
-    with_late = (*late, *files)
-    return replace(
-        night,
-        train_files=TableFiles.of(with_late, files.columns) if isinstance(files, TableFiles) else with_late,
-    )
+    return replace(night, train_files=(*late, *night.train_files)) if late_rows == TRAIN else night
 
 
 def _changes_of_table(

@@ -11,7 +11,7 @@ from pathlib import Path
 from heterps_core.data.history.event_join import check_history
 from heterps_core.data.reading.bucket_path import SourcePath, source_path
 from heterps_core.data.reading.days import Night, find_night, parse_day
-from heterps_core.data.reading.readers import check_columns, columns_to_lack, list_source_files
+from heterps_core.data.reading.readers import check_columns, list_source_files
 from heterps_core.data.reading.tables.listing import pinned
 from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.time_order import times_of
@@ -152,7 +152,7 @@ class ClickSource:
                 sources = [files] if night is None else [files, night.eval_files]
                 check_history([each[0] for each in sources], schema)
                 for of_source in sources:
-                    check_columns(of_source[0], schema, may_lack=columns_to_lack(of_source, schema))
+                    check_columns(of_source[0], schema)
                     if schema.time_column is not None:
                         next(times_of(of_source[0], schema), None)
         except DataError as error:

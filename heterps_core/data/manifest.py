@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +18,8 @@ from heterps_core.data.distinct_values import ColumnValues
 from heterps_core.data.features import SEQUENCE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
+from heterps_core.data.reading.parquet_rows import FileView
+from heterps_core.data.reading.source_files import view_of
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
 from heterps_core.json_codec import JsonDocument, JsonForm
@@ -47,6 +49,9 @@ class SourceFile:
     tag: str
     """SHA-256 of the first and the last 64 KiB: a rewritten file is noticed even where size and time agree. The
     ETag of an object."""
+
+    view: str = ""
+    """Hash of the columns, values and deleted rows by which a table shows it."""
 
     def is_same(self, other: SourceFile) -> bool:
         """Tell whether it has the content of another, whenever each was written."""
@@ -139,6 +144,9 @@ class DatasetManifest(JsonDocument):
     bucket_files: tuple[int, ...] = ()
     """Numbers of the files that are read from their bucket as they lie; all others are in the dataset's folder."""
 
+    views: Mapping[str, FileView] = field(default_factory=dict)
+    """How a table shows a file, by the file's number; others are as they are."""
+
     @property
     def num_rows(self) -> int:
         """Rows for training and evaluation together."""
@@ -210,7 +218,13 @@ def describe_source(file: SourcePath) -> SourceFile:
     )
 
 
-def describe_sources(files: Iterable[SourcePath]) -> tuple[SourceFile, ...]:
-    """Return what source files are now; raises as `describe_source`."""
+def describe_sources(
+    files: Iterable[SourcePath], columns: Collection[str] | None = None
+) -> tuple[SourceFile, ...]:
+    """Return what source files are now, and how a table shows some of their columns; raises as `describe_source`."""
+
+    def described(file: SourcePath) -> SourceFile:
+        return replace(describe_source(file), view=view_of(file).digest(columns))
+
     with ThreadPoolExecutor() as pool:
-        return tuple(pool.map(describe_source, files))
+        return tuple(pool.map(described, files))

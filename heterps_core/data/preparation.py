@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, count
@@ -36,8 +36,9 @@ from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet
 from heterps_core.data.reading.group_statistics import unproven_groups
-from heterps_core.data.reading.parquet_reader import group_sizes, read_footer
-from heterps_core.data.reading.readers import Source, columns_to_lack, list_source_files
+from heterps_core.data.reading.parquet_reader import check_schema, parquet_rows
+from heterps_core.data.reading.parquet_rows import AS_STORED, FileView
+from heterps_core.data.reading.readers import Source, list_source_files
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP, write_parquet
@@ -49,6 +50,7 @@ from heterps_core.data.row_groups import (
     SOURCE_STARTS_NAME,
     STARTS_NAME,
     RowGroups,
+    deleted_name,
     footer_name,
     parquet_name,
 )
@@ -60,7 +62,7 @@ from heterps_core.json_file import replace_json
 logger = logging.getLogger(__name__)
 
 _OWN_NAMES = re.compile(
-    rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|{REQUESTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst)|(dense|ids|labels)\.npy"
+    rf"{MANIFEST_NAME}|{STARTS_NAME}|{SOURCE_STARTS_NAME}|{REQUESTS_NAME}|rows-\d{{5}}\.(parquet|footer\.zst|deleted\.npy)|(dense|ids|labels)\.npy"
     r"|events\.json|events-\d\d-\d+\.arrow"
 )
 
@@ -126,7 +128,7 @@ def prepare_dataset(
         events = None if schema.history is None else find_events(schema.history)
         request = replace(
             request,
-            sources=describe_sources((*files, *eval_files)),
+            sources=describe_sources((*files, *eval_files), schema.used_columns),
             num_eval_sources=len(eval_files),
             events=() if events is None else events.sources,
         )
@@ -134,19 +136,14 @@ def prepare_dataset(
         if present is not None and present.fingerprint == request.fingerprint:
             logger.info("reusing the prepared dataset in %s", out_dir)
             return PreparedDataset(out_dir, present)
-        may_lack = [columns_to_lack(each, schema) for each in (files, eval_files) for _ in each]
-        manifest = _replace(out_dir, (*files, *eval_files), may_lack, request, events)
+        manifest = _replace(out_dir, (*files, *eval_files), request, events)
         logger.info("prepared %d rows in %s", manifest.num_rows, out_dir)
         # Before another process may replace it.
         return PreparedDataset(out_dir, manifest)
 
 
 def _replace(
-    out_dir: Path,
-    files: Sequence[SourcePath],
-    may_lack: Sequence[Collection[str]],
-    request: PreparationRequest,
-    events: Events | None,
+    out_dir: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
 ) -> DatasetManifest:
     """Prepare rows beside a folder and put them in its place at the end."""
     partial = out_dir.with_name(f".{out_dir.name}.partial")
@@ -155,7 +152,7 @@ def _replace(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         check_time_order(files, request.schema)
-        manifest = _prepare_rows(partial, files, may_lack, request, events)
+        manifest = _prepare_rows(partial, files, request, events)
         replace_json(partial / MANIFEST_NAME, manifest.to_json(), indent=2)
         # A process that has the old files open keeps them.
         shutil.rmtree(out_dir, ignore_errors=True)
@@ -173,11 +170,7 @@ def _replace(
 
 
 def _prepare_rows(
-    directory: Path,
-    files: Sequence[SourcePath],
-    may_lack: Sequence[Collection[str]],
-    request: PreparationRequest,
-    events: Events | None,
+    directory: Path, files: Sequence[SourcePath], request: PreparationRequest, events: Events | None
 ) -> DatasetManifest:
     """Put a Parquet file for each source into `directory`, with where their rows begin; return what they hold."""
     schema = request.schema
@@ -185,13 +178,10 @@ def _prepare_rows(
         # Arrow leaves Python's lock while it parses and writes.
         taken = list(
             pool.map(
-                lambda number, file, known, lacking: _take_file(
-                    file, directory, number, schema, known, may_lack=lacking
-                ),
+                lambda number, file, known: _take_file(file, directory, number, schema, known),
                 count(),
                 files,
                 request.sources,
-                may_lack,
             )
         )
     if events is not None:
@@ -222,6 +212,7 @@ def _prepare_rows(
         file_groups=tuple(map(len, sizes)),
         sources=request.sources,
         bucket_files=tuple(number for number, each in enumerate(taken) if each.is_in_bucket),
+        views={str(number): each.view for number, each in enumerate(taken) if each.view != AS_STORED},
     )
     _check_groups_fit(files, sizes, row_bytes=manifest.row_bytes)
     groups = RowGroups(folder_of(directory), manifest, where=directory)
@@ -289,15 +280,11 @@ class _TakenFile(NamedTuple):
     unproven: dict[int, bool]
     """See `unproven_groups`; text was read as a whole."""
 
+    view: FileView
+
 
 def _take_file(
-    source: SourcePath,
-    directory: Path,
-    number: int,
-    schema: DataSchema,
-    known: SourceFile,
-    *,
-    may_lack: Collection[str],
+    source: SourcePath, directory: Path, number: int, schema: DataSchema, known: SourceFile
 ) -> _TakenFile:
     """Link a Parquet file, keep the footer of one in a bucket, or write a text file as Parquet."""
     target, is_in_bucket, unproven = directory / parquet_name(number), False, {}
@@ -307,17 +294,20 @@ def _take_file(
             raise DataError(
                 source, "must not change while it is read, but did; prepare it once it is complete"
             )
-        footer = read_footer(target, schema)
-    else:
-        footer = read_footer(source, schema, may_lack=may_lack)
-        unproven = unproven_groups(footer, schema)
+    with parquet_rows(source if is_parquet(source) else target) as rows:
+        check_schema(source, rows, schema)
+    view = rows.view.of(schema.used_columns)
+    if is_parquet(source):
+        unproven = unproven_groups(rows.footer, schema, view)
         if isinstance(source, BucketPath):
             is_in_bucket = True
             with pa.output_stream(directory / footer_name(number), compression="zstd") as stream:
-                footer.write_metadata_file(stream)
+                rows.footer.write_metadata_file(stream)
         else:
             target.symlink_to(source.absolute())
-    return _TakenFile(group_sizes(footer), footer.schema.to_arrow_schema(), is_in_bucket, unproven)
+        if view.num_deleted:
+            np.save(directory / deleted_name(number), rows.deleted)
+    return _TakenFile(rows.group_rows, rows.columns, is_in_bucket, unproven, view)
 
 
 def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:

@@ -6,7 +6,7 @@ import io
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -23,14 +23,15 @@ from heterps_core.data.epoch_order import Int64Array
 from heterps_core.data.history.event_join import EventJoin
 from heterps_core.data.manifest import DatasetManifest, Folder
 from heterps_core.data.negative_sampling import rows_to_keep
+from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import BucketPath, tag_of
 from heterps_core.data.reading.parquet_reader import (
-    group_sizes,
-    parquet_file,
-    read_footer,
+    check_schema,
+    encoded_rows,
     read_group,
     read_group_targets,
 )
+from heterps_core.data.reading.parquet_rows import AS_STORED, NO_POSITIONS, FileView, ParquetRows, Positions
 from heterps_core.data.reading.row_batch import RowBatch
 from heterps_core.data.requests.request_checks import differing_row
 from heterps_core.data.requests.request_rows import DRAWN, LEFT_OUT, Requests, is_same_request
@@ -72,6 +73,11 @@ def footer_name(index: int) -> str:
     return f"rows-{index:05d}.footer.zst"
 
 
+def deleted_name(index: int) -> str:
+    """Return the name of the list of a file's rows that do not count, `Positions`, where there are any."""
+    return f"rows-{index:05d}.deleted.npy"
+
+
 def sampled_runs(num_rows: int, *, at_most: int, num_runs: int) -> list[tuple[int, int]]:
     """Return runs of rows (first, stop) of at most so many rows together, spread evenly: few row groups are read.
 
@@ -89,6 +95,8 @@ def sampled_runs(num_rows: int, *, at_most: int, num_runs: int) -> list[tuple[in
 class _OpenFile(NamedTuple):
     source: pa.NativeFile
     footer: pq.FileMetaData
+    view: FileView
+    deleted: Positions
 
 
 class RowGroups:
@@ -112,6 +120,7 @@ class RowGroups:
             number: (BucketPath.parse(manifest.sources[number].path), manifest.sources[number].tag)
             for number in manifest.bucket_files
         }
+        self._views = manifest.views
         self._ends = np.cumsum(manifest.file_groups)
         self.starts = self._read_starts(STARTS_NAME, manifest.num_rows)
         self._source_starts, self._num_left_out = self.starts, manifest.num_left_out_rows
@@ -232,12 +241,15 @@ class RowGroups:
 
         def rows() -> _Rows:
             index = group - self._first_group(number)
-            file = parquet_file(*self._open(number), self._schema, [index])
+            source, footer, view, deleted = self._open(number)
+            file = encoded_rows(source, footer, self._schema, [index], view, deleted=deleted)
             return read(file, index, self._schema, path=self._path(number))
 
         if number not in self._in_bucket:
             return rows()
-        self._count(self._open(number).footer.row_group(group - self._first_group(number)), columns)
+        opened = self._open(number)
+        held = [opened.view.name_in_file(name) for name in columns if name not in opened.view.values]
+        self._count(opened.footer.row_group(group - self._first_group(number)), held)
         for wait_s in _TRIED_AGAIN_AFTER_S:
             try:
                 return self._unreplaced(number, rows)
@@ -248,7 +260,7 @@ class RowGroups:
             time.sleep(wait_s)
         return self._unreplaced(number, rows)
 
-    def _count(self, group: pq.RowGroupMetaData, columns: tuple[str, ...]) -> None:
+    def _count(self, group: pq.RowGroupMetaData, columns: Sequence[str]) -> None:
         """Count what reading columns of a row group asks for: ranges that Arrow reads as one, and the ETag."""
         chunks = [group.column(index) for index in range(group.num_columns)]
         spans = sorted(
@@ -286,8 +298,11 @@ class RowGroups:
         return str(path.readlink() if path.is_symlink() else path)
 
     def _open_file(self, number: int) -> _OpenFile:
-        path = self._path(number)
+        path, view, deleted = self._path(number), self._views.get(str(number), AS_STORED), NO_POSITIONS
         try:
+            if view.num_deleted:
+                with self._folder(deleted_name(number)) as file:
+                    deleted = np.load(io.BytesIO(file.read()))
             if number in self._in_bucket:
                 place, tag = self._in_bucket[number]
                 self.num_requests += 1
@@ -298,22 +313,23 @@ class RowGroups:
                     self._folder(footer_name(number)) as file,
                     pa.CompressedInputStream(file, "zstd") as footer,
                 ):
-                    return _OpenFile(source, pq.read_metadata(pa.BufferReader(footer.read())))
+                    known = pq.read_metadata(pa.BufferReader(footer.read()))
+                    return _OpenFile(source, known, view, deleted)
             source = self._folder(parquet_name(number))
         except OSError as error:
             raise DataError(path, f"cannot be read: {error}; prepare the dataset again") from error
-        # Which columns a file may lack was checked when it was prepared.
-        features = self._schema.feature_columns
-        opened = _OpenFile(source, read_footer(path, self._schema, source=source, may_lack=features))
+        with named_reading(path):
+            rows = ParquetRows(source, view, deleted=deleted)
+        check_schema(path, rows, self._schema)
         known = np.diff(self._source_starts[self._first_group(number) : int(self._ends[number]) + 1]).tolist()
-        found = group_sizes(opened.footer)
+        found = rows.group_rows
         if known != found:
             raise DataError(
                 path,
                 f"must hold the rows that the dataset was prepared from, {sum(known)} in {len(known)} row groups, "
                 f"but has {sum(found)} in {len(found)}; prepare the dataset again",
             )
-        return opened
+        return _OpenFile(source, rows.footer, view, deleted)
 
 
 def _check_tag(path: BucketPath, tag: str, found: str) -> None:

@@ -78,6 +78,10 @@ def _read_by(predictor: ClickPredictor, dataset: PreparedDataset) -> Iterator[Pr
     first, stop = held_out_rows(dataset)
     sources = dataset.sources_from(first)
     for source in sources:
+        if source.view:
+            raise OtherColumnsError(
+                source.path, "is a file of a table, of which the columns of the new schema alone are known"
+            )
         if not describe_source(source_path(source.path)).is_same(source):
             raise DataError(
                 source.path, "must stay as it was when the rows were prepared, but has changed; run it again"

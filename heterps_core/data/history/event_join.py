@@ -35,7 +35,7 @@ from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, one_line
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import column_texts
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import is_text, read_footer
+from heterps_core.data.reading.parquet_reader import check_schema, is_text, parquet_rows
 from heterps_core.data.reading.row_batch import RowBatch, clean
 from heterps_core.data.reading.text_reader import find_layout
 from heterps_core.data.schema import DataSchema, EventHistory
@@ -229,7 +229,9 @@ def check_pointers(
     if not is_parquet(file):
         columns = pa.schema([(name, pa.null()) for name in find_layout(file, schema).columns])
     elif columns is None:
-        columns = read_footer(file, schema).schema.to_arrow_schema()
+        with parquet_rows(file) as rows:
+            check_schema(file, rows, schema)
+            columns = rows.columns
     for name in history.columns:
         if name in columns.names:
             raise DataError(

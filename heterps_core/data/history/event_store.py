@@ -21,11 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from heterps_core.data.hashing import UInt64Array, hash_texts, text_lengths
 from heterps_core.data.manifest import SourceFile, describe_sources
-from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.reading.file_kinds import is_parquet
@@ -33,7 +31,7 @@ from heterps_core.data.reading.parquet_reader import (
     check_names,
     columns_in_common,
     is_text,
-    open_parquet,
+    parquet_rows,
     plain_column,
 )
 from heterps_core.data.reading.readers import holds_rows, list_source_files
@@ -135,7 +133,8 @@ def find_events(history: EventHistory) -> Events:
             f"column {name} must hold {wanted}, got {columns.field(name).type}; write it so",
         )
     snapshot = None if table is None else table.snapshot_id
-    return Events(history, files, describe_sources(files), snapshot, columns)
+    sources = describe_sources(files, (history.key, history.time, *history.columns.values()))
+    return Events(history, files, sources, snapshot, columns)
 
 
 def link_events(events: Events, folder: Path, directory: Path) -> None:
@@ -218,10 +217,9 @@ def _read_events(file: SourcePath, events: Events) -> Iterator[pa.RecordBatch]:
     """Yield hashes of keys, times and columns of events; those that lack any of them are left out."""
     history = events.history
     names = list(dict.fromkeys((history.key, history.time, *history.columns.values())))
-    with named_reading(file), open_parquet(file) as source:
-        opened = pq.ParquetFile(source)
-        check_names(file, opened.schema_arrow.names, names)
-        for batch in opened.iter_batches(_BATCH_ROWS, columns=names):
+    with parquet_rows(file) as rows:
+        check_names(file, rows.columns.names, names)
+        for batch in rows.batches(_BATCH_ROWS, names):
             columns = {
                 name: plain(batch.column(name).cast(events.columns.field(name).type)) for name in names
             }

@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import column_texts
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import is_text, open_parquet, plain_column
+from heterps_core.data.reading.parquet_reader import is_text, parquet_rows, plain_column
+from heterps_core.data.reading.parquet_rows import ParquetRows
 from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.text_reader import (
     TextLayout,
@@ -99,8 +99,7 @@ def sample_table(
     if is_parquet(file):
         if column_names:
             raise DataError(file, "names its columns itself, as it is Parquet; leave --columns out")
-        with named_reading(file):
-            sample = _of_parquet(file)
+        sample = _of_parquet(file)
     else:
         with named_reading(file, problem="cannot be read as text with a header"):
             sample = _of_text(file, column_names, separator or SEPARATORS, known_names)
@@ -110,12 +109,12 @@ def sample_table(
 
 
 def _of_parquet(file: SourcePath) -> TableSample:
-    with open_parquet(file) as opened:
-        source = pq.ParquetFile(opened)
-        fields = source.schema_arrow
+    with parquet_rows(file) as rows:
+        fields = rows.columns
         columns = [
-            _parquet_column(source, name, str(fields.field(fields.names.index(name)).type))
+            _parquet_column(rows, name, str(fields.field(fields.names.index(name)).type))
             for name in dict.fromkeys(fields.names)
+            if name not in rows.view.values
         ]
     num_rows = min((len(column.stored) for column in columns if not column.problem), default=0)
     columns = [
@@ -128,11 +127,11 @@ def _of_parquet(file: SourcePath) -> TableSample:
     )
 
 
-def _parquet_column(source: pq.ParquetFile, name: str, kind: str) -> SampledColumn:
-    if problem := _name_problem(name, source.schema_arrow.names):
+def _parquet_column(rows: ParquetRows, name: str, kind: str) -> SampledColumn:
+    if problem := _name_problem(name, rows.columns.names):
         return _left_out(name, kind, problem)
     try:
-        batches = source.iter_batches(batch_size=SAMPLED_ROWS, columns=[name])
+        batches = rows.batches(SAMPLED_ROWS, [name])
         stored = next((batch.column(name) for batch in batches if batch.num_rows), pa.nulls(0))
         values = plain_column(stored)
         if pa.types.is_dictionary(values.type):

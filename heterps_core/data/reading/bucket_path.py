@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from pyarrow import NativeFile, fs
 
 from heterps_core.bucket_files import files_of
+from heterps_core.data.reading.parquet_rows import TableView
 from heterps_core.errors import ConfigurationError, DataError
 
 _SCHEME = "s3://"
@@ -52,6 +53,9 @@ class BucketPath:
 
     kind: fs.FileType | None = field(default=None, compare=False)
     """As it was listed; None where it was not."""
+
+    view: TableView | None = field(default=None, compare=False, repr=False)
+    """Of the table that has listed it."""
 
     @classmethod
     def parse(cls, uri: str) -> Self:

@@ -139,7 +139,7 @@ def partitions_of(source: str | SourcePath | TablePath) -> dict[date, tuple[Sour
 
 def table_changes(
     table: TablePath, snapshot_id: str
-) -> tuple[dict[date, list[SourcePath]], Collection[date]]:
+) -> tuple[dict[date, tuple[SourcePath, ...]], Collection[date]]:
     """Return what has happened to the days of a table since a snapshot; see `changes_by_day`."""
     return changes_by_day(table, snapshot_id, lambda partition: _day_of(partition, 0))
 

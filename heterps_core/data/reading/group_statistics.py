@@ -5,20 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 
+from heterps_core.data.reading.parquet_rows import AS_STORED, FileView
 from heterps_core.data.schema import DataSchema
 
 _SURELY_EXACT = 2.0**11
 """Whole numbers up to here differ in every floating type."""
 
 
-def unproven_groups(footer: pq.FileMetaData, schema: DataSchema) -> dict[int, bool]:
+def unproven_groups(
+    footer: pq.FileMetaData, schema: DataSchema, view: FileView = AS_STORED
+) -> dict[int, bool]:
     """Return the row groups that must be read to know that no row breaks the schema: statistics do not show it.
 
     The value says whether it suffices to read labels and weights.
     """
     kinds = [footer.schema.column(index) for index in range(footer.num_columns)]
-    names = [each.path if each.path in schema.used_columns else each.path.partition(".")[0] for each in kinds]
-    used = [(index, name) for index, name in enumerate(names) if name in schema.used_columns]
+    held = {view.name_in_file(name): name for name in schema.used_columns if name not in view.values}
+    names = [each.path if each.path in held else each.path.partition(".")[0] for each in kinds]
+    used = [(index, held[name]) for index, name in enumerate(names) if name in held]
     unproven = {}
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from heterps_core.data.reading.arrow_errors import ARROW_ERRORS, named_reading, one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.column_texts import column_texts, identity_problem
+from heterps_core.data.reading.parquet_rows import NO_POSITIONS, FileView, ParquetRows, Positions
 from heterps_core.data.reading.row_batch import (
     RowBatch,
     check_rows,
@@ -27,6 +28,7 @@ from heterps_core.data.reading.row_batch import (
     row_problem,
     unequal_lists,
 )
+from heterps_core.data.reading.source_files import view_of
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
 
@@ -39,51 +41,64 @@ _WITHOUT_DICTIONARY = {"DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"}
 """Encodings of version 2, which Arrow reads as texts only."""
 
 
-def read_footer(
-    path: SourcePath | str,
-    schema: DataSchema,
-    *,
-    source: pa.NativeFile | None = None,
-    may_lack: Collection[str] = (),
-) -> pq.FileMetaData:
-    """Return the footer of a Parquet file, whose columns fit a schema.
-
-    The path is a name in messages where there is a `source`.
-
-    Args:
-        may_lack: Columns of which a file need not have each one.
+@contextmanager
+def parquet_rows(path: SourcePath) -> Iterator[ParquetRows]:
+    """Open a Parquet file as its table shows it.
 
     Raises:
-        DataError: The file is damaged, lacks a column, or holds something else in one.
+        DataError: The file is damaged.
     """
-    with named_reading(path):
-        file = pq.ParquetFile(source or open_parquet(path))
-    names = [name for name in schema.used_columns if name not in may_lack or name in file.schema_arrow.names]
-    _check_columns(path, file.schema_arrow, schema, names)
-    return file.metadata
+    with named_reading(path), open_parquet(path) as source:
+        yield ParquetRows(source, view_of(path))
 
 
-def parquet_file(
-    source: pa.NativeFile, footer: pq.FileMetaData, schema: DataSchema, groups: Iterable[int]
-) -> pq.ParquetFile:
-    """Return a reader of some row groups for one thread; texts come with their dictionary: each is hashed once."""
+def check_schema(path: SourcePath | str, rows: ParquetRows, schema: DataSchema) -> None:
+    """Check that the columns of an open file fit a schema; features that a table has got later may be missing.
+
+    Raises:
+        DataError: The file lacks a column, or holds something else in one.
+    """
+    values = rows.view.values
+    lacking = {name for name in schema.target_columns if name in values}
+    lacking |= {
+        name for name, value in values.items() if value is None and name not in schema.feature_columns
+    }
+    check_names(path, [name for name in rows.columns.names if name not in lacking], schema.used_columns)
+    for name in schema.number_columns:
+        if (value := values.get(name)) is not None and not is_number(value):
+            raise DataError(
+                path,
+                f"column {name} must hold numbers, but its folder or partition has {name}={value}; name it among "
+                f"the categorical columns, or leave it out of the schema",
+            )
+    _check_types(path, rows.columns, schema)
+
+
+def encoded_rows(
+    source: pa.NativeFile,
+    footer: pq.FileMetaData,
+    schema: DataSchema,
+    groups: Iterable[int],
+    view: FileView,
+    *,
+    deleted: Positions = NO_POSITIONS,
+) -> ParquetRows:
+    """Return some row groups for one thread; texts come with their dictionary: each is hashed once."""
     without = {
         chunk.path_in_schema
         for group in map(footer.row_group, groups)
         for chunk in map(group.column, range(group.num_columns))
         if not _WITHOUT_DICTIONARY.isdisjoint(chunk.encodings)
     }
-    there = {footer.schema.column(index).name for index in range(footer.num_columns)}
-    names = [name for name in schema.categorical_columns if name in there and name not in without]
-    return pq.ParquetFile(source, metadata=footer, read_dictionary=names, pre_buffer=True)
+    names = [
+        name
+        for name in schema.categorical_columns
+        if name not in view.values and view.name_in_file(name) not in without
+    ]
+    return ParquetRows(source, view, deleted=deleted, footer=footer, encoded=names)
 
 
-def group_sizes(footer: pq.FileMetaData) -> list[int]:
-    """Return the rows of each row group of a Parquet file."""
-    return [footer.row_group(index).num_rows for index in range(footer.num_row_groups)]
-
-
-def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str) -> RowBatch:
+def read_group(file: ParquetRows, index: int, schema: DataSchema, *, path: SourcePath | str) -> RowBatch:
     """Return the rows of one row group; `path` is for messages.
 
     Raises:
@@ -100,7 +115,7 @@ def read_group(file: pq.ParquetFile, index: int, schema: DataSchema, *, path: So
 
 
 def read_group_targets(
-    file: pq.ParquetFile, index: int, schema: DataSchema, *, path: SourcePath | str
+    file: ParquetRows, index: int, schema: DataSchema, *, path: SourcePath | str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32] | None]:
     """Return labels [n] and weights [n] of one row group, without reading its features; else as `read_group`."""
     return _checked_group(
@@ -114,7 +129,7 @@ def read_group_targets(
 
 
 def _checked_group(
-    file: pq.ParquetFile,
+    file: ParquetRows,
     index: int,
     names: Sequence[str],
     schema: DataSchema,
@@ -123,15 +138,9 @@ def _checked_group(
     path: SourcePath | str,
 ) -> _Rows:
     """Return what a check makes of columns of a row group; raises what breaks the schema where it is None."""
-    part = f"row group {index} of {file.num_row_groups} "
+    part = f"row group {index} of {len(file.group_rows)} "
     with named_reading(path, part):
-        there = [name for name in names if name in file.schema_arrow.names]
-        table = file.read_row_group(index, columns=there, use_threads=False)
-    for name in names:
-        if name not in there:
-            # A table has got the column since the file was written.
-            kind = pa.float64() if name in schema.number_columns else pa.string()
-            table = table.append_column(name, pa.nulls(table.num_rows, kind))
+        table = file.read(index, names)
     try:
         record_batch = _record_batch(table, names, schema)
         for name in set(names) & {*schema.text_columns}:
@@ -140,26 +149,25 @@ def _checked_group(
                 raise DataError(path, f"column {name} {problem}")
         rows = check(record_batch)
         if rows is None:
-            raise _find_bad_row(path, record_batch, schema, _rows_before(file, index))
+            raise _find_bad_row(path, record_batch, schema, sum(file.group_rows[:index]))
     except ARROW_ERRORS as error:
         raise _unreadable_column(path, part, table, schema) from error
     return rows
 
 
-def read_parquet(
-    path: SourcePath, schema: DataSchema, *, may_lack: Collection[str] = ()
-) -> Iterator[RowBatch]:
+def read_parquet(path: SourcePath, schema: DataSchema) -> Iterator[RowBatch]:
     """Yield the rows of a Parquet file, one row group after the other.
 
     Raises:
         DataError: The file is damaged, lacks a column, or a row breaks the schema.
     """
     with named_reading(path), open_parquet(path) as source:
-        footer = read_footer(path, schema, source=source, may_lack=may_lack)
-        indices = range(footer.num_row_groups)
-        file = parquet_file(source, footer, schema, indices)
-        for index in indices:
-            yield read_group(file, index, schema, path=path)
+        rows = ParquetRows(source, view_of(path))
+        check_schema(path, rows, schema)
+        groups = range(len(rows.group_rows))
+        rows = encoded_rows(source, rows.footer, schema, groups, rows.view, deleted=rows.deleted)
+        for index in groups:
+            yield read_group(rows, index, schema, path=path)
 
 
 def open_parquet(path: SourcePath | str) -> pa.NativeFile:
@@ -167,8 +175,12 @@ def open_parquet(path: SourcePath | str) -> pa.NativeFile:
     return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
 
 
-def columns_in_common(paths: Sequence[SourcePath]) -> pa.Schema:
+def columns_in_common(paths: Sequence[SourcePath], *, with_values: bool = True) -> pa.Schema:
     """Return the columns of Parquet files, each with a type that the values of all can be cast to.
+
+    Args:
+        paths: The files.
+        with_values: Columns that folders or partitions have a value of are among them.
 
     Raises:
         DataError: A file is damaged.
@@ -176,14 +188,16 @@ def columns_in_common(paths: Sequence[SourcePath]) -> pa.Schema:
     with ThreadPoolExecutor() as pool:
         of_files = list(pool.map(_read_columns, paths))
     types: dict[str, list[pa.DataType]] = {}
-    for field in chain.from_iterable(of_files):
-        types.setdefault(field.name, []).append(field.type)
+    for columns, values in of_files:
+        for field in columns:
+            if with_values or field.name not in values:
+                types.setdefault(field.name, []).append(field.type)
     return pa.schema([(name, _common_type(found)) for name, found in types.items()])
 
 
-def _read_columns(path: SourcePath) -> pa.Schema:
-    with named_reading(path), open_parquet(path) as source:
-        return pq.ParquetFile(source).schema_arrow
+def _read_columns(path: SourcePath) -> tuple[pa.Schema, Collection[str]]:
+    with parquet_rows(path) as rows:
+        return rows.columns, rows.view.values
 
 
 def _common_type(types: Sequence[pa.DataType]) -> pa.DataType:
@@ -227,11 +241,8 @@ def plain_column(column: pa.Array) -> pa.Array:
     return column.cast(_PLAIN_TYPES[kind]) if kind in _PLAIN_TYPES else column
 
 
-def _check_columns(
-    path: SourcePath | str, columns: pa.Schema, schema: DataSchema, names: Sequence[str]
-) -> None:
-    check_names(path, columns.names, names)
-    for name in names:
+def _check_types(path: SourcePath | str, columns: pa.Schema, schema: DataSchema) -> None:
+    for name in schema.used_columns:
         found = columns.field(name).type
         column = pa.nulls(0, found)
         if is_list(found) and name in schema.list_columns:
@@ -327,10 +338,6 @@ def _is_numeric(column_type: pa.DataType) -> bool:
 def is_text(column_type: pa.DataType) -> bool:
     """Tell whether an Arrow column holds texts."""
     return bool(pa.types.is_string(column_type) or pa.types.is_large_string(column_type))
-
-
-def _rows_before(file: pq.ParquetFile, index: int) -> int:
-    return sum(file.metadata.row_group(before).num_rows for before in range(index))
 
 
 def _find_bad_row(

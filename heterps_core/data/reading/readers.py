@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 
 from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.bucket_path import SourcePath, matching, source_path
 from heterps_core.data.reading.file_kinds import is_parquet
-from heterps_core.data.reading.parquet_reader import check_names, open_parquet, read_footer, read_parquet
+from heterps_core.data.reading.parquet_reader import check_names, check_schema, parquet_rows, read_parquet
 from heterps_core.data.reading.row_batch import RowBatch
-from heterps_core.data.reading.source_files import check_no_log_above, data_files_of, in_time_order, is_data
+from heterps_core.data.reading.source_files import (
+    check_no_log_above,
+    data_files_of,
+    in_time_order,
+    is_data,
+    is_listed,
+)
 from heterps_core.data.reading.tables.listing import files_of_table
-from heterps_core.data.reading.tables.table_path import TableFiles, TablePath
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.data.reading.text_reader import (
     check_text_columns,
     find_layout,
@@ -47,14 +52,14 @@ def list_source_files(source: Source) -> tuple[SourcePath, ...]:
     """
     if isinstance(source, str | TablePath) and (table := TablePath.parse(source)):
         return files_of_table(table)
-    if isinstance(source, TableFiles):
-        return source
     if not isinstance(source, str | SourcePath):
         assert not isinstance(source, TablePath)
         files = tuple(file for part in source for file in list_source_files(part))
         if not files:
             raise DataError("the list of sources", "must name at least one file, got none")
         return files
+    if is_listed(source):
+        return (source,)
     path = source_path(source)
     if path.is_dir():
         matches = [path]
@@ -84,7 +89,7 @@ def read_rows(files: Sequence[SourcePath], schema: DataSchema) -> Iterator[RowBa
     """
     num_rows = 0
     for file in files:
-        for batch in _read_file(file, schema, may_lack=columns_to_lack(files, schema)):
+        for batch in read_parquet(file, schema) if is_parquet(file) else read_text(file, schema):
             num_rows += len(batch.labels)
             yield batch
     if num_rows == 0:
@@ -99,32 +104,21 @@ def holds_rows(file: SourcePath) -> bool:
     """
     if not is_parquet(file):
         return has_two_lines(file)
-    with named_reading(file), open_parquet(file) as source:
-        return bool(pq.ParquetFile(source).metadata.num_rows)
+    with parquet_rows(file) as rows:
+        return any(rows.group_rows)
 
 
-def check_columns(file: SourcePath, schema: DataSchema, *, may_lack: Collection[str] = ()) -> None:
+def check_columns(file: SourcePath, schema: DataSchema) -> None:
     """Check that a file has the columns of a schema, by its first line or its footer alone.
-
-    Args:
-        may_lack: Columns that a Parquet file need not have.
 
     Raises:
         DataError: It cannot be read, or lacks a column; with what was expected.
     """
     if is_parquet(file):
-        read_footer(file, schema, may_lack=may_lack)
+        with parquet_rows(file) as rows:
+            check_schema(file, rows, schema)
     else:
         check_text_columns(file, schema)
-
-
-def columns_to_lack(files: Sequence[SourcePath], schema: DataSchema) -> set[str]:
-    """Return the features that files of a table may lack, as they are older than these columns."""
-    return {*schema.feature_columns} & files.columns if isinstance(files, TableFiles) else set()
-
-
-def _read_file(path: SourcePath, schema: DataSchema, *, may_lack: Collection[str]) -> Iterator[RowBatch]:
-    return read_parquet(path, schema, may_lack=may_lack) if is_parquet(path) else read_text(path, schema)
 
 
 def read_columns(
@@ -138,10 +132,9 @@ def read_columns(
         DataError: The file cannot be read, or lacks a column.
     """
     if is_parquet(file):
-        with named_reading(file), open_parquet(file) as source:
-            opened = pq.ParquetFile(source)
-            check_names(file, opened.schema_arrow.names, names)
-            yield from opened.iter_batches(ROWS_PER_BATCH, columns=list(names))
+        with parquet_rows(file) as rows:
+            check_names(file, rows.columns.names, names)
+            yield from rows.batches(ROWS_PER_BATCH, names)
         return
     converting = pa_csv.ConvertOptions(
         column_types=dict.fromkeys(names, pa.string()),

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import TypeGuard
 from urllib.parse import unquote
 
 from heterps_core.data.reading.bucket_path import SourcePath
-from heterps_core.data.reading.tables.table_path import TableFiles
+from heterps_core.data.reading.parquet_rows import TableView
 from heterps_core.errors import DataError
 
 _LEFT_BY_WRITERS = re.compile(
@@ -27,7 +28,7 @@ _TIME_KEY = re.compile(
     r"(?:.*_)?(?:y+|year|m+|month|w+|week|q|quarter|d+|day|date|dt|ds|pt|h+|hr|hour|min|minute|ts|time|timestamp)"
 )
 _TIME_VALUE = re.compile(r"\d{4}-\d\d\b.*")
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 _DATE_FOLDERS = re.compile(
     r"""(?<![^\0])(?P<year>(?:19|20)\d\d)(?:\0(?P<month>0[1-9]|1[0-2])(?:\0(?P<day>0[1-9]|[12]\d|3[01])
@@ -56,6 +57,20 @@ def entries_of(folder: SourcePath) -> list[SourcePath]:
         if entry.name == _HUDI_PARTITION or _is_log(entry):
             raise _table_with_log(folder, entry)
     return [entry for entry in entries if is_data(entry)]
+
+
+def is_listed(path: object) -> TypeGuard[SourcePath]:
+    """Tell whether a table has listed a file: it counts, though the table's log lies above it."""
+    return isinstance(getattr(path, "view", None), TableView)
+
+
+def view_of(path: SourcePath) -> TableView:
+    """Return how the table that has listed a file shows it, or the folders named key=value that it lies in."""
+    found: TableView | None = getattr(path, "view", None)
+    if found is not None:
+        return found
+    values = {key: None if value == NO_VALUE else value for key, value in partitions_in(path.parts).items()}
+    return TableView(values=values)
 
 
 def check_no_log_above(paths: Iterable[SourcePath]) -> None:
@@ -136,8 +151,8 @@ def files_of_day(entries: Sequence[SourcePath]) -> tuple[SourcePath, ...]:
     Raises:
         DataError: A folder holds another one that may not be meant; see `data_files_of`.
     """
-    if isinstance(entries, TableFiles):
-        return entries
+    if entries and is_listed(entries[0]):
+        return tuple(entries)
     files = {file for entry in entries for file in (data_files_of(entry) if entry.is_dir() else [entry])}
     return tuple(in_time_order(list(files)))
 
@@ -158,7 +173,7 @@ def check_partitions_are_times(files: Sequence[SourcePath]) -> None:
         for key, value in partitions_in(file.parts).items():
             other = found.setdefault(key, value)
             is_time = _TIME_KEY.fullmatch(key) or _TIME_VALUE.fullmatch(value)
-            if other != value and (not is_time or _NO_VALUE in (other, value)):
+            if other != value and (not is_time or NO_VALUE in (other, value)):
                 raise DataError(
                     file,
                     f"rows must be in the order of time, as the latest are held out, but {key}={other} and "

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
 from heterps_core.data.reading.bucket_path import source_path
 from heterps_core.data.reading.parquet_reader import open_parquet
+from heterps_core.data.reading.parquet_rows import Positions
 from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import DataError
 
@@ -18,40 +22,58 @@ def list_table(table: TablePath) -> Snapshot:
     """Return the files of a version.
 
     Raises:
-        DataError: Files have deletion vectors, or columns are mapped.
+        DataError: Rows of a file that it does not list are deleted.
     """
     opened = DeltaTable(table.place, version=int(table.snapshot_id) if table.snapshot_id else None)
-    if opened.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
-        raise DataError(
-            table,
-            "must store columns by their names, but maps them (delta.columnMapping.mode); write it once more without "
-            "the mapping: spark.read.format('delta').load(...).write.format('delta').save('OTHER FOLDER')",
-        )
-    if "deletionVectors" in (opened.protocol().reader_features or ()) and any(
-        batch.num_rows for batch in pa.RecordBatchReader.from_stream(opened.deletion_vectors())
-    ):
-        raise DataError(
-            table,
-            f"must have no deletion vectors, as rows of its files are deleted by them; purge them in Spark: REORG "
-            f"TABLE delta.`{table.place}` APPLY (PURGE)",
-        )
+    fields, mode = (
+        opened.schema().fields,
+        opened.metadata().configuration.get("delta.columnMapping.mode", "none"),
+    )
+    inner = {
+        field.name: field.name if mode == "none" else str(field.metadata["delta.columnMapping.physicalName"])
+        for field in fields
+    }
+    keys: dict[str, Sequence[int | str]] = {name: (column,) for name, column in inner.items()}
+    if mode == "id":
+        keys = {field.name: (field.metadata["delta.columnMapping.id"], inner[field.name]) for field in fields}
+    masks = _kept_rows(opened)
     added = pa.table(opened.get_add_actions(flatten=True))
     names = [name for name in added.column_names if name.startswith("partition.")]
-    firsts = [name for name in added.column_names if name.startswith("min.")]
-    rows = added.select([*names, *firsts, "path"]).to_pylist()
-    root = table.place
-    return Snapshot(
-        id=str(opened.version()),
-        files=tuple(
+    firsts = {name: f"min.{inner[name]}" for name in inner if f"min.{inner[name]}" in added.column_names}
+    files = []
+    for row in added.select([*names, *firsts.values(), "path"]).to_pylist():
+        uri = _uri(table.place, unquote(row["path"]))
+        values = {
+            name.removeprefix("partition."): None if row[name] is None else str(row[name]) for name in names
+        }
+        files.append(
             TableFile(
-                uri=_uri(root, unquote(row["path"])),
-                partition=tuple((name.removeprefix("partition."), str(row[name])) for name in names),
-                first_values={name.removeprefix("min."): row[name] for name in firsts},
+                uri=uri,
+                partition=tuple((name, str(value)) for name, value in values.items()),
+                first_values={name: row[first] for name, first in firsts.items()},
+                values=values,
+                find_deleted=partial(_deleted_rows, masks[uri]) if uri in masks else None,
             )
-            for row in rows
-        ),
-        columns=tuple((field.name, str(field.type.type)) for field in opened.schema().fields),
-    )
+        )
+    if lost := masks.keys() - {file.uri for file in files}:
+        raise DataError(
+            table, f"has a deletion vector of {min(lost)}, which is none of its files; check the table"
+        )
+    columns = tuple((field.name, str(field.type.type)) for field in fields)
+    return Snapshot(id=str(opened.version()), files=tuple(files), columns=columns, keys=keys)
+
+
+def _kept_rows(opened: DeltaTable) -> dict[str, pa.BooleanArray]:
+    """Return whether rows count, of each file that has a deletion vector; rows after its end do."""
+    if "deletionVectors" not in (opened.protocol().reader_features or ()):
+        return {}
+    vectors = pa.RecordBatchReader.from_stream(opened.deletion_vectors()).read_all()
+    masks = zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
+    return {str(source_path(path)): kept.values for path, kept in masks}
+
+
+def _deleted_rows(kept: pa.BooleanArray) -> Positions:
+    return np.flatnonzero(~kept.to_numpy(zero_copy_only=False))
 
 
 def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.conversions import from_bytes
+from pyiceberg.io.pyarrow import _read_deletes
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask
 from pyiceberg.table.snapshots import Operation, ancestors_of
+from pyiceberg.transforms import IdentityTransform
 
+from heterps_core.data.reading.arrow_errors import named_reading
+from heterps_core.data.reading.parquet_rows import NO_POSITIONS, Positions
 from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import DataError
 
@@ -20,7 +28,7 @@ def list_table(table: TablePath) -> Snapshot:
     """Return the files of a snapshot; the catalog is one of ~/.pyiceberg.yaml or of PYICEBERG_CATALOG__NAME__URI.
 
     Raises:
-        DataError: There is no such snapshot, it has delete files, or a name stands for several columns.
+        DataError: There is no such snapshot, or it has equality deletes.
     """
     catalog, _, name = table.place.partition("/")
     opened = load_catalog(catalog).load_table(name)
@@ -33,21 +41,50 @@ def list_table(table: TablePath) -> Snapshot:
             f"has no snapshot {table.snapshot_id or 'yet'}; write rows, or name one that has not expired "
             f"({', '.join(str(each.snapshot_id) for each in opened.snapshots()[-3:]) or 'none is there'})",
         )
-    _check_names_stay(table, opened.schemas().values())
     scan = opened.scan(snapshot_id=snapshot.snapshot_id)
-    schema, specs, files = scan.projection(), opened.specs(), []
-    for task in scan.plan_files():
-        if task.delete_files:
-            raise DataError(
-                table,
-                f"must have no delete files, as rows of its files are deleted by them; compact it in Spark: "
-                f"CALL {catalog}.system.rewrite_data_files(table => '{name}', options => "
-                f"map('delete-file-threshold', '1'))",
-            )
-        file = task.file
-        files.append(_table_file(file, schema, specs[file.spec_id]))
-    columns = tuple((field.name, str(field.field_type)) for field in schema.fields)
-    return Snapshot(id=str(snapshot.snapshot_id), files=tuple(files), columns=columns)
+    try:
+        tasks = list(scan.plan_files())
+    except (ValueError, NotImplementedError) as error:
+        if "equality delete" not in str(error):
+            raise
+        raise DataError(
+            table,
+            f"must have no equality deletes, as which rows they delete is known only once all are read; compact it "
+            f"in Spark: CALL {catalog}.system.rewrite_data_files(table => '{name}', options => "
+            f"map('delete-file-threshold', '1'))",
+        ) from error
+    newest, current = opened.schema(), opened.current_snapshot()
+    schema = newest if current and current.snapshot_id == snapshot.snapshot_id else scan.projection()
+    specs = opened.specs()
+    read = lru_cache(64)(partial(_read_deletes, opened.io))
+    files = [
+        _table_file(task.file, schema, specs[task.file.spec_id])._replace(
+            find_deleted=partial(_deleted_rows, read, task) if task.delete_files else None
+        )
+        for task in tasks
+    ]
+    mapping = opened.name_mapping()
+    names = {} if mapping is None else {each.field_id: each.names for each in mapping.root}
+    return Snapshot(
+        id=str(snapshot.snapshot_id),
+        files=tuple(files),
+        columns=tuple((field.name, str(field.field_type)) for field in schema.fields),
+        # An older snapshot has its own columns, then those that the table has now.
+        keys={
+            field.name: (field.field_id, *names.get(field.field_id, [field.name]))
+            for field in (*newest.fields, *schema.fields)
+        },
+    )
+
+
+def _deleted_rows(read: Callable[[DataFile], dict[str, pa.ChunkedArray]], task: FileScanTask) -> Positions:
+    """Return the rows of a file that its delete files name."""
+    found = []
+    for file in task.delete_files:
+        with named_reading(file.file_path, problem="cannot be read as deleted rows"):
+            positions = read(file).get(task.file.file_path)
+        found += [] if positions is None else [positions.to_numpy()]
+    return np.concatenate([NO_POSITIONS, *found])
 
 
 def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
@@ -81,30 +118,20 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
 
 
 def _table_file(file: DataFile, schema: Schema, spec: PartitionSpec) -> TableFile:
-    values: Any = file.partition
+    record: Any = file.partition
+    found = list(zip(spec.fields, record, strict=True))
     partition = tuple(
         (field.name, field.transform.to_human_string(schema.find_type(field.source_id), value))
-        for field, value in zip(spec.fields, values, strict=True)
+        for field, value in found
     )
+    values = {
+        schema.find_column_name(field.source_id) or "": None if value is None else text
+        for (field, value), (_, text) in zip(found, partition, strict=True)
+        if isinstance(field.transform, IdentityTransform)
+    }
     # Its paths are not quoted, as those of a URI are.
-    return TableFile(
-        file.file_path.removeprefix("file://"), partition, _first_values(schema, file.lower_bounds)
-    )
-
-
-def _check_names_stay(table: TablePath, schemas: Iterable[Schema]) -> None:
-    """Refuse a table whose older files may hold another column under a name."""
-    names: dict[int, str] = {}
-    ids: dict[str, int] = {}
-    for schema in schemas:
-        for field in schema.fields:
-            before = names.setdefault(field.field_id, field.name)
-            if before != field.name or ids.setdefault(field.name, field.field_id) != field.field_id:
-                raise DataError(
-                    table,
-                    f"column {field.name} must have had one name and one field id since the table was made, but was "
-                    f"renamed or dropped and added ({before}); write the rows to a new table",
-                )
+    uri = file.file_path.removeprefix("file://")
+    return TableFile(uri, partition, _first_values(schema, file.lower_bounds), values)
 
 
 def _first_values(schema: Schema, bounds: dict[int, bytes] | None) -> dict[str, Any]:

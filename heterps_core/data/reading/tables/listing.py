@@ -10,8 +10,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from heterps_core.data.reading.arrow_errors import one_line
-from heterps_core.data.reading.bucket_path import SourcePath, source_path
-from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TableFiles, TablePath
+from heterps_core.data.reading.bucket_path import BucketPath, SourcePath, source_path
+from heterps_core.data.reading.parquet_rows import TableView, ViewedPath
+from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import ConfigurationError, DataError
 
 
@@ -80,7 +81,7 @@ def _ask(table: TablePath, function: str, *arguments: str) -> Any:
 _listed = lru_cache(maxsize=4)(_list)
 
 
-def files_of_table(table: TablePath) -> TableFiles:
+def files_of_table(table: TablePath) -> tuple[SourcePath, ...]:
     """Return the data files of a table by the first time in each, where the schema has a time, else by name.
 
     Raises:
@@ -90,7 +91,7 @@ def files_of_table(table: TablePath) -> TableFiles:
     files = _in_order(snapshot.files, table)
     if not files:
         raise DataError(table, "must hold at least one data file, got none")
-    return TableFiles.of(map(_path, files), _columns(snapshot))
+    return _paths(snapshot, files)
 
 
 def days_of_table(
@@ -99,15 +100,12 @@ def days_of_table(
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
     snapshot = snapshot_of(table)
     days = _by_day(snapshot.files, day_of)
-    return {
-        day: TableFiles.of(map(_path, _in_order(days[day], table)), _columns(snapshot))
-        for day in sorted(days)
-    }
+    return {day: _paths(snapshot, _in_order(days[day], table)) for day in sorted(days)}
 
 
 def changes_by_day(
     table: TablePath, snapshot_id: str, day_of: Callable[[PurePosixPath], date | None]
-) -> tuple[dict[date, list[SourcePath]], Collection[date]]:
+) -> tuple[dict[date, tuple[SourcePath, ...]], Collection[date]]:
     """Return the files that a table has got for each day since a snapshot, and the days with changed rows.
 
     Of these days there are no files: some rows in them may have been deleted since.
@@ -115,10 +113,13 @@ def changes_by_day(
     Raises:
         DataError: That is not known any more.
     """
-    commits = commits_after(table, snapshot_id)
+    table = pinned(table)
+    commits, snapshot = commits_after(table, snapshot_id), snapshot_of(table)
+    now = {file.uri: file for file in snapshot.files}
     added = _by_day([file for commit in commits for file in commit.added], day_of)
     changed = _by_day([file for commit in commits for file in commit.changed], day_of)
-    return {day: [*map(_path, added[day])] for day in added if day not in changed}, changed
+    new = {day: [now.get(file.uri, file) for file in added[day]] for day in added if day not in changed}
+    return {day: _paths(snapshot, files) for day, files in new.items()}, changed
 
 
 def _by_day(
@@ -153,12 +154,14 @@ def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:
         ) from error
 
 
-def _columns(snapshot: Snapshot) -> set[str]:
-    """Return the columns of a table without those that its folders stand for, which no file of Delta holds."""
-    return {name for name, _ in snapshot.columns} - {
-        key for file in snapshot.files for key, _ in file.partition
-    }
+def _paths(snapshot: Snapshot, files: Iterable[TableFile]) -> tuple[SourcePath, ...]:
+    """Return files as the table shows them."""
+    return tuple(
+        _path(file.uri, TableView(keys=snapshot.keys, values=file.values, find_deleted=file.find_deleted))
+        for file in files
+    )
 
 
-def _path(file: TableFile) -> SourcePath:
-    return source_path(file.uri)
+def _path(uri: str, view: TableView) -> SourcePath:
+    path = source_path(uri)
+    return replace(path, view=view) if isinstance(path, BucketPath) else ViewedPath.of(str(path), view)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from heterps_core.data.reading.bucket_path import SourcePath
+from heterps_core.data.reading.parquet_rows import Positions
 
 KINDS = ("delta", "iceberg")
 
@@ -22,19 +22,11 @@ class TableFile(NamedTuple):
     first_values: Mapping[str, Any]
     """Smallest value of columns that have statistics; values of a column can be compared."""
 
+    values: Mapping[str, str | None] = {}
+    """Columns of the table that have one value in the whole file, by its partition; the file may lack them."""
 
-class TableFiles(tuple[SourcePath, ...]):
-    """Data files in the order of time that a table lists: they count, though its log lies above them."""
-
-    columns: frozenset[str] = frozenset()
-    """Those of the table; files that are older than a column lack it, and all its values are missing there."""
-
-    @classmethod
-    def of(cls, files: Iterable[SourcePath], columns: Iterable[str]) -> Self:
-        """Return files of a table with such columns."""
-        listed = cls(files)
-        listed.columns = frozenset(columns)
-        return listed
+    find_deleted: Callable[[], Positions] | None = None
+    """Returns the rows of the file that were deleted; None for none."""
 
 
 class Snapshot(NamedTuple):
@@ -44,6 +36,9 @@ class Snapshot(NamedTuple):
     files: tuple[TableFile, ...]
     columns: tuple[tuple[str, str], ...]
     """Names and types."""
+
+    keys: Mapping[str, Sequence[int | str]]
+    """Field ids, or names in files, by column."""
 
 
 class Commit(NamedTuple):
