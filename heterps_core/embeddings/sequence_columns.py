@@ -37,15 +37,16 @@ def place_values(vectors_ND: Tensor, middle_BX: Tensor, is_there_BT: Tensor) -> 
         middle_BX: Packed, or padded if it has D columns for each value that a row may have.
         is_there_BT: Which of these values each row has.
     """
-    num_rows, dimension = len(middle_BX), vectors_ND.shape[1]
-    if middle_BX.shape[1] == is_there_BT.shape[1] * dimension:
+    width, dimension = middle_BX.shape[1], vectors_ND.shape[1]
+    if width == is_there_BT.shape[1] * dimension:
         padded = middle_BX.new_zeros(*is_there_BT.shape, dimension)
         padded[is_there_BT] = vectors_ND.to(padded.dtype)
         middle_BX.copy_(padded.flatten(1))
     else:
-        flat = middle_BX.new_zeros(num_rows, middle_BX.shape[1])
-        flat.view(-1)[: vectors_ND.numel()] = vectors_ND.flatten().to(flat.dtype)
-        middle_BX.copy_(flat)
+        flat, num_full = vectors_ND.flatten(), vectors_ND.numel() // max(width, 1)
+        middle_BX[:num_full] = flat[: num_full * width].view(num_full, width)
+        middle_BX[num_full:] = 0
+        middle_BX[num_full : num_full + 1, : len(flat) - num_full * width] = flat[num_full * width :]
 
 
 def values_in(middle_BX: Tensor, is_there_BT: Tensor, dimension: int) -> Tensor:

@@ -239,7 +239,7 @@ class SlotEmbedding(nn.Module):
         is_ahead = ids_BK.device != self.offsets_K.device
         folded_BK = ids_BK if self.rows_per_slot is None else ids_BK % self.rows_per_slot
         rows_BK = folded_BK + (self._host_offsets_K if is_ahead else self.offsets_K)
-        return rows_BK if self.bags is None else rows_BK.where(ids_BK != NO_ID, NO_ID)
+        return rows_BK if self.bags is None else rows_BK.masked_fill_(ids_BK == NO_ID, NO_ID)
 
     def forward(
         self, batch: ClickBatch, activation_BW: Tensor | None = None, *, dtype: torch.dtype = torch.float32
