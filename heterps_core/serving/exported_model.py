@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -192,7 +193,7 @@ def export_model(
     try:
         layers = read_checkpoint(run, newest).layers
         found = {rows.tensor: (rows.dtype, rows.shape) for layer in layers for rows in layer.tensors.rows}
-        weights = _weight_shapes(job.model, manifest.features)
+        weights = weight_shapes(job.model, manifest.features)
         for name, shape in weights.items():
             if name not in found or found[name][1] != shape:
                 raise CheckpointError(
@@ -282,7 +283,7 @@ def _kinds_with_ids(
     return kinds
 
 
-def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ...]]:
+def weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ...]]:
     """Return the sizes of all tensors that predictions depend on, by the names of `named_tensors.weights_of`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, layer in build_chain(model, features, seed=0).named_children():
@@ -294,6 +295,26 @@ def _weight_shapes(model: str, features: FeatureSpec) -> dict[str, tuple[int, ..
             tensor_name(name, layer, key): tuple(tensor.shape) for key, tensor in layer.state_dict().items()
         }
     return shapes
+
+
+def misfit(folder: Path, model: str) -> str:
+    """Return the first weights of an exported model that a model of today lacks or has in other sizes, else "".
+
+    Only the header of the file is read.
+
+    Raises:
+        CheckpointError: A file is missing or damaged.
+    """
+    wanted = weight_shapes(model, FeatureSpec.from_json(read_description(folder)["features"]))
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    for name in [*wanted, *found]:
+        if wanted.get(name) != found.get(name):
+            sizes = [
+                "none" if shape is None else list(shape) for shape in (wanted.get(name), found.get(name))
+            ]
+            return f"{name} has {sizes[1]} there and {sizes[0]} today"
+    return ""
 
 
 def _new_safetensors(path: Path, kinds: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Tensor]:

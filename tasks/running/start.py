@@ -88,6 +88,10 @@ def choose_start(
             reason=f"from scratch: {name}, has been trained on {champion.day}, and none was champion that knows only "
             f"days before {day}"
         )
+    from heterps_core.serving.exported_model import misfit
+
+    if sizes := misfit(champion.folder, model):
+        return Start(reason=f"from scratch: {name}, was made with other sizes of {model}: {sizes}")
     state, of_optimizers = _optimizer_state(champion.folder, description, optimizers)
     return _start_with(
         description,

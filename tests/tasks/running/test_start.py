@@ -4,13 +4,16 @@ from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from heterps_core.data.features import FIRST_TEXT_RULE, TEXT_RULE, FeatureSpec
 from heterps_core.data.numeric_transform import NumericTransform
 from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import CheckpointError
 from heterps_core.plans.scheduling_plan import Stage
+from heterps_core.serving.exported_model import weight_shapes
 from heterps_core.training.job import OptimizerState, StartModel, TrainingConfig, TrainingJob
 from heterps_core.training.monitor import submit_job
 from heterps_core.training.storage.run_directory import RunDirectory
@@ -18,9 +21,15 @@ from tasks.records.champion import Champion
 from tasks.running.start import choose_start, load_start
 
 DAY = date(2026, 11, 9)
-WEIGHTS = b"\x02\0\0\0\0\0\0\0{}"
-"""A file in the safetensors format, with no tensor in it."""
+FEATURES = FeatureSpec(num_dense=13, slot_rows=(64,) * 26)
 
+
+def weights(model="ctrdnn", features=FEATURES):
+    """Return a file in the safetensors format with the tensors of a model, all 0."""
+    return save({name: np.zeros(shape, np.float32) for name, shape in weight_shapes(model, features).items()})
+
+
+WEIGHTS = weights()
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 STATE = OptimizerState(
     sha256=SHA256,
@@ -37,7 +46,6 @@ def champion(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     write_description(folder)
-    (folder / "model.safetensors").write_bytes(WEIGHTS)
     (folder / "optimizer.safetensors").write_bytes(WEIGHTS)
     return Champion(
         version="7",
@@ -52,14 +60,15 @@ def champion(tmp_path):
     )
 
 
-def write_description(folder, *, slot_rows=(2048,) * 26, state=STATE, text_rule=TEXT_RULE):
+def write_description(folder, *, slot_rows=(64,) * 26, state=STATE, text_rule=TEXT_RULE, content=WEIGHTS):
+    (folder / "model.safetensors").write_bytes(content)
     description = {
         "schema_version": 1,
         "model": "ctrdnn",
         "features": FeatureSpec(num_dense=13, slot_rows=slot_rows, text_rule=text_rule).to_json(),
         "schema": CRITEO_SCHEMA.to_json(),
         "numeric_transform": TRANSFORM.to_json(),
-        "weights_sha256": SHA256,
+        "weights_sha256": hashlib.sha256(content).hexdigest(),
     }
     if state is not None:
         description["optimizer_state"] = asdict(state)
@@ -90,7 +99,7 @@ def test_a_night_goes_on_with_the_champions_weights_tables_and_transform(champio
         accumulators_kept=0.5,
     )
     assert start.folder == champion.folder
-    assert (start.slot_rows, start.numeric_transform) == ((2048,) * 26, TRANSFORM)
+    assert (start.slot_rows, start.numeric_transform) == ((64,) * 26, TRANSFORM)
     assert start.reason == (
         "goes on from version 7 of 2026-11-08, with its tables and numeric transform; "
         "the optimizers go on too"
@@ -152,7 +161,7 @@ def test_optimizer_state_that_is_not_as_registered_is_refused_in_one_line(champi
     [
         ("ctrdnn", "ctrdnn(dropout=0.2)"),
         ("ctrdnn(dropout=0.2)", "ctrdnn"),
-        ("ctrdnn(embedding_dim=8, dropout=0.2)", "ctrdnn(embedding_dim=8, dropout=0.5)"),
+        ("ctrdnn(embedding_dim=16, dropout=0.2)", "ctrdnn(embedding_dim=16, dropout=0.5)"),
     ],
 )
 def test_another_dropout_goes_on_from_the_champion_as_it_has_no_weights(champion, of_champion, model):
@@ -166,6 +175,18 @@ def test_another_width_begins_from_scratch(champion):
     start = choose(champion, model="ctrdnn(embedding_dim=8, dropout=0.2)")
 
     assert start.model is None
+
+
+def test_a_champion_of_other_default_sizes_is_found_before_any_machine_is_launched(champion):
+    write_description(champion.folder, content=weights("ctrdnn(embedding_dim=4)"))
+
+    start = choose(champion)
+
+    assert start.model is None
+    assert start.reason == (
+        "from scratch: the champion, version 7, was made with other sizes of ctrdnn: embedding.weight has [1664, 4] "
+        "there and [1664, 16] today"
+    )
 
 
 def test_a_schema_that_names_its_time_now_goes_on_from_the_champion(champion):
@@ -209,9 +230,11 @@ def test_days_do_not_go_on_from_a_model_of_other_than_days(champion):
 
 
 def test_tables_of_unlike_sizes_go_on_as_they_are(champion):
-    write_description(champion.folder, slot_rows=(2048,) * 25 + (4,))
+    slot_rows = (64,) * 25 + (4,)
+    content = weights(features=replace(FEATURES, slot_rows=slot_rows))
+    write_description(champion.folder, slot_rows=slot_rows, content=content)
 
-    assert choose(champion).slot_rows == (2048,) * 25 + (4,)
+    assert choose(champion).slot_rows == slot_rows
 
 
 def test_without_a_champion_a_night_begins_from_scratch():
@@ -246,7 +269,7 @@ def test_a_resumed_run_keeps_what_it_began_with_whoever_is_champion_by_then(cham
 
     kept = load_start(run)
 
-    assert (kept.model, kept.slot_rows, kept.numeric_transform) == (chosen.model, (2048,) * 26, TRANSFORM)
+    assert (kept.model, kept.slot_rows, kept.numeric_transform) == (chosen.model, (64,) * 26, TRANSFORM)
     assert kept.folder is None
     assert (Path(run.location) / "start_model" / "model.safetensors").read_bytes() == WEIGHTS
 
