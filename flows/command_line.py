@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from flows import INTERRUPTED
 from flows.commands import OneLineParser, plain_output
+from flows.loading import loading
 from flows.parameter_model import REMOVED, FlowParameters
 from heterps_core.errors import ConfigurationError, HeterpsError, RunStoppedError, TrainingError
 from heterps_core.json_file import read_json
@@ -80,12 +81,13 @@ def run_here(module: str, asked: FlowParameters) -> Any:
     """
     from flows.service.prefect_connection import connect
 
-    asked.check()
-    workspace = Workspace.locate().create()
     # The caller reports errors in one line; Prefect would print each with its traceback, some of them twice.
     os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
     with shown_steps():
-        flow = getattr(connect(workspace, load=module), module.rpartition(".")[2])
+        with loading():
+            asked.check()
+            loaded = connect(Workspace.locate().create(), load=module)
+        flow = getattr(loaded, module.rpartition(".")[2])
         return flow(**asked.model_dump(include=asked.model_fields_set))
 
 

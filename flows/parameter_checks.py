@@ -14,12 +14,10 @@ from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
 from heterps_core.models import CTR_MODELS
-from heterps_core.planning.search.measured_search import MEASURED_METHODS
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider, provider_of
 from infra.providers.base import REGION
 from infra.workspace import Workspace
-from tasks.comparison import load_problems
 from tasks.planning.deadline import parse_time_of_day
 from tasks.planning.regions import Regions
 from tasks.prices import RENTED_AS, catalogue_of, device_types_of
@@ -174,12 +172,15 @@ def check_backfill(asked: parameters.BackfillParameters) -> None:
 
 
 def check_comparison(asked: parameters.CompareParameters) -> None:
-    """Check what is to be compared, in milliseconds.
+    """Check what is to be compared.
 
     Raises:
         UnknownNameError: A model or device type is not known.
         ConfigurationError: A file cannot be read, or a device type is not sold at the prices at hand.
     """
+    from heterps_core.planning.search.measured_search import MEASURED_METHODS
+    from tasks.comparison import load_problems
+
     for model in asked.models or []:
         check_model_name(model)
     if asked.reward == "measured":

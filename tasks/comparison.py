@@ -260,7 +260,7 @@ def _search(
     problem: SchedulingProblem, method: str, *, seed: int, budget_evaluations: int, terms: Terms
 ) -> SearchResult | Exception:
     """Return what a search found, or why it found nothing; a TimeoutError where it was stopped."""
-    limited = search_plan.with_options(timeout_seconds=terms.max_seconds)
+    limited = search_plan.task.with_options(timeout_seconds=terms.max_seconds)
     state = limited(
         problem, scheduler=method, budget_evaluations=budget_evaluations, seed=seed, return_state=True
     )

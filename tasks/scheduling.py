@@ -233,8 +233,10 @@ def with_compared(
     """Search with the other methods too, which a report compares; machines need not wait for them.
 
     Each may rate as many plans as the chosen one, but no more than its own default: a Bayesian search of 2,000 plans
-    takes longer than many a night's training.
+    takes longer than many a night's training. With one device type there is nothing to place, and none is searched.
     """
+    if len(problem.device_types) == 1:
+        return searches
     results, without_plan = dict(searches.results), dict(searches.without_plan)
     proven_usd = results[_PROVING_SCHEDULER].plan.cost_lower_bound_usd
     for name in _COMPARED_SCHEDULERS:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from functools import cached_property, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from prefect import Task, task
-from prefect.cache_policies import NO_CACHE
+if TYPE_CHECKING:
+    from prefect import Task
 
 _Args = ParamSpec("_Args")
 _Result = TypeVar("_Result")
@@ -21,6 +22,31 @@ REPEATABLE: dict[str, Any] = {
 search or a registration. A record waits in the workspace for MLflow; boto3 tries calls of AWS again."""
 
 
-def step(name: str, **settings: Any) -> Callable[[Callable[_Args, _Result]], Task[_Args, _Result]]:
+class Step(Generic[_Args, _Result]):
+    """A function that runs as a task of Prefect, which is loaded at the first call: parameters are checked before.
+
+    Args:
+        fn: The function, also for callers without a flow.
+        settings: Of `prefect.task`.
+    """
+
+    def __init__(self, fn: Callable[_Args, _Result], **settings: Any) -> None:
+        update_wrapper(self, fn)
+        self.fn, self._settings = fn, settings
+
+    def __call__(self, *args: _Args.args, **kwargs: _Args.kwargs) -> _Result:
+        """Run the task, and return its result."""
+        return self.task(*args, **kwargs)
+
+    @cached_property
+    def task(self) -> Task[_Args, _Result]:
+        """The task of Prefect."""
+        from prefect import task
+        from prefect.cache_policies import NO_CACHE
+
+        return task(cache_policy=NO_CACHE, **self._settings)(self.fn)
+
+
+def step(name: str, **settings: Any) -> Callable[[Callable[_Args, _Result]], Step[_Args, _Result]]:
     """Return the decorator of a step, with further settings of `prefect.task`."""
-    return task(name=name, cache_policy=NO_CACHE, **settings)
+    return lambda fn: Step(fn, name=name, **settings)

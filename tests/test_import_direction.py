@@ -69,6 +69,7 @@ LIGHT = [
     "heterps_core.planning.cost_model.evaluation",
     "heterps_core.planning.simulate.dry_run",
     "flows.cli",
+    "flows.parameter_checks",
 ]
 
 

@@ -11,6 +11,7 @@ import sys
 
 import uvicorn
 
+from flows.loading import loading
 from flows.service.prefect_connection import own_password
 from infra.loopback_guard import App, LoopbackGuard
 from infra.workspace import LOOPBACK, Workspace
@@ -36,7 +37,8 @@ def _mlflow_app(workspace: Workspace) -> App:
 def main() -> None:
     """Serve until SIGINT or SIGTERM."""
     name, port = sys.argv[1:]
-    app = _prefect_app() if name == "prefect" else _mlflow_app(Workspace.locate())
+    with loading():
+        app = _prefect_app() if name == "prefect" else _mlflow_app(Workspace.locate())
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     # Beside the socket by which who started this keeps the port.
     with socket.create_server((LOOPBACK, int(port)), reuse_port=True) as listener:

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.dataset as pa_dataset
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -44,6 +43,7 @@ from heterps_core.json_file import read_json, replace_json
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow.dataset as pa_dataset
 
 ROWS_TABLE = "rows"
 DAY = "$day"
@@ -279,6 +279,9 @@ def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
 
 def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_dataset.Dataset:
     """Return files as one table, with a column for each folder named key=value that they lie in and do not name."""
+    # It loads pandas where that is installed, for half a second, which only queries need.
+    import pyarrow.dataset as pa_dataset
+
     first = next(filter(holds_rows, files), files[0])
     other = next((file for file in files if is_parquet(file) != is_parquet(first)), None)
     if other is not None:
@@ -328,6 +331,8 @@ def _check_is_as_stored(file: SourcePath) -> None:
 
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:
+    import pyarrow.dataset as pa_dataset
+
     with open_text(file) as stream:
         head = stream.read(_LINE_BYTES)
     line = head.partition(b"\n")[0].decode("utf-8-sig", errors="replace").rstrip("\r")

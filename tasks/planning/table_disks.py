@@ -7,19 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.device_types import get_device_type
-from heterps_core.embeddings.row_optimizers import get_row_optimizer
 from heterps_core.embeddings.swept.sweep_memory import MOST_BATCHES, memory_of_batches
 from heterps_core.hardware import InstanceOffer
-from heterps_core.models.chain import build_chain
 from heterps_core.models.model_graph import ModelGraph
-from heterps_core.models.slot_embedding import SlotEmbedding
 from heterps_core.planning.cost_model.evaluation import PlanEvaluation
 from heterps_core.planning.problem.extra_costs import InstanceSize
 from heterps_core.planning.problem.row_use import cold_bytes_per_sample
@@ -35,6 +31,9 @@ from infra.prices.service_charges import (
     Rates,
     table_disk_usd_per_hour,
 )
+
+if TYPE_CHECKING:
+    from heterps_core.data.batch import ClickBatch
 
 HOT_SHARES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of a table's rows in memory, of which a plan takes one for each stage."""
@@ -217,6 +216,11 @@ def dry_run_table_memory_bytes(
         dataset: That the dry run trains.
         stages: Of the dry run.
     """
+    # To load torch takes longer than to check a run's parameters, which need the disks of this file.
+    from heterps_core.embeddings.row_optimizers import get_row_optimizer
+    from heterps_core.models.chain import build_chain
+    from heterps_core.models.slot_embedding import SlotEmbedding
+
     graph, planned_stages = planned
     share = memory_bytes / max(
         sum(layer.state_bytes for layer in graph.layers[_layers_of(stage)] if layer.is_sharded)

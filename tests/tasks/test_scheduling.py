@@ -40,6 +40,14 @@ def test_the_other_methods_take_the_bound_of_the_proving_one(monkeypatch):
     assert {each.plan.cost_lower_bound_usd for each in compared.results.values()} == {half_usd}
 
 
+def test_one_device_type_leaves_nothing_to_compare(monkeypatch):
+    problem = make_problem()
+    alone = problem.of_types(list(problem.device_types)[:1])
+    found = search_before_launch(monkeypatch, scheduler="exact")
+
+    assert with_compared(found, alone, budget_evaluations=64, seed=0) is found
+
+
 def test_a_method_that_cannot_reach_the_floor_is_reported_and_the_others_go_on():
     # By hand: 8 cpu units reach 100 / (80 ms / 8) = 10,000 samples/s, 8 gpu units 100 / (88 ms / 8) = 9,091.
     searches = search(throughput_floor_samples_per_s=9_500.0)

@@ -143,20 +143,25 @@ def price_of_throughput(
     """Return what another throughput floor costs more than the cheapest plan's `cost_usd`."""
     found = cheapest_plan(with_floor(problem, floor_samples_per_s))
     if found is None:
-        return PriceOfThroughput(
-            floor_samples_per_s=floor_samples_per_s,
-            extra_usd=None,
-            stages=(),
-            highest_samples_per_s=highest_throughput(
-                problem, deadline=time.process_time() + SECONDS_OF_A_SEARCH
-            ),
-        )
+        deadline = time.process_time() + SECONDS_OF_A_SEARCH
+        highest = highest_throughput(problem, deadline=deadline)
+        return out_of_reach(floor_samples_per_s, highest_samples_per_s=highest)
     return PriceOfThroughput(
         floor_samples_per_s=floor_samples_per_s,
         # The same plan may come out with another last digit.
         extra_usd=max(0.0, found.cost_usd - cost_usd),
         stages=found.stages,
         highest_samples_per_s=None,
+    )
+
+
+def out_of_reach(floor_samples_per_s: float, *, highest_samples_per_s: float) -> PriceOfThroughput:
+    """Return the answer for a floor that no plan reaches."""
+    return PriceOfThroughput(
+        floor_samples_per_s=floor_samples_per_s,
+        extra_usd=None,
+        stages=(),
+        highest_samples_per_s=highest_samples_per_s,
     )
 
 

@@ -18,6 +18,7 @@ from heterps_core.planning.explain.changes import (
     PriceFlip,
     PriceOfThroughput,
     next_price_flip,
+    out_of_reach,
     price_of_floor,
     price_of_throughput,
 )
@@ -135,6 +136,15 @@ def explain_plan(
     cost_usd, throughput = evaluation.cost_usd, evaluation.throughput_samples_per_s
     is_full = detail is Detail.FULL
     flip = next_price_flip(problem, stages) if is_full else None
+    # A plan on free units costs its time alone, so that the cheapest is the fastest.
+    extra = problem.extra_costs
+    is_free = extra.machine_usd_per_hour + extra.storage_usd_per_hour > 0 and not any(
+        unit.price_usd_per_hour or unit.interruptions_per_hour for unit in problem.device_types.values()
+    )
+    if not is_free or optimum.cost_lower_bound_usd < cost_usd * (1 - SAME_COST):
+        more = price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd)
+    else:
+        more = out_of_reach(MORE_THROUGHPUT * throughput, highest_samples_per_s=throughput)
     return PlanExplanation(
         detail=detail,
         stages=stages,
@@ -146,7 +156,7 @@ def explain_plan(
         chosen_moves=moves_between(chosen, stages),
         roles=find_roles(problem, evaluation),
         floor_price=price_of_floor(problem, cost_usd),
-        ten_percent_more=price_of_throughput(problem, MORE_THROUGHPUT * throughput, cost_usd),
+        ten_percent_more=more,
         spreads=_spreads(problem, dict.fromkeys(stage.device_type for stage in stages)),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=() if flip is None else (flip,),

@@ -4,7 +4,9 @@ import pytest
 
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.explain.changes import price_of_floor, price_of_throughput
-from heterps_core.planning.search.optimum import highest_throughput
+from heterps_core.planning.explain.explanation import Detail, explain_plan
+from heterps_core.planning.problem.extra_costs import ExtraCosts
+from heterps_core.planning.search.optimum import find_optimum, highest_throughput
 from tests.heterps_core.planning.explain.trying_all import (
     cheapest_by_trying_all,
     feasible_plans,
@@ -51,6 +53,23 @@ def test_a_throughput_out_of_reach_names_the_highest():
     assert (found.extra_usd, found.stages) == (None, ())
     fastest = max(fast for _, fast in costs_and_throughputs(problem))
     assert found.highest_samples_per_s == pytest.approx(fastest, rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_free_units_the_cheapest_plan_is_the_fastest_so_no_more_throughput_is_searched(seed):
+    problem = tiny_problem(seed)
+    free = {
+        name: replace(unit, price_usd_per_hour=0.0, interruptions_per_hour=0.0)
+        for name, unit in problem.device_types.items()
+    }
+    problem = replace(problem, device_types=free, extra_costs=ExtraCosts(storage_usd_per_hour=1e-6))
+
+    more = explain_plan(problem, find_optimum(problem).stages, detail=Detail.SHORT).ten_percent_more
+
+    fastest = max(fast for _, fast in costs_and_throughputs(problem))
+    assert (more.extra_usd, more.stages) == (None, ())
+    assert more.floor_samples_per_s == pytest.approx(1.1 * fastest)
+    assert more.highest_samples_per_s == pytest.approx(fastest)
 
 
 @pytest.mark.parametrize("seed", weekly_after(2, range(6)))
