@@ -24,7 +24,7 @@ from prefect.states import Cancelled, Completed
 from flows import PROJECT_LOGGERS
 from flows.night.plan import end_with_plan, plan_night
 from flows.night.quality import plan_with_batch
-from flows.night.run import begin_run
+from flows.night.run import begin_run, prepared
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
 from flows.service.prefect_connection import name_flow_run
@@ -106,13 +106,15 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
                 log_step("skipped", f"{message}; again=True trains once more")
                 return Completed(name="Skipped", message=message, data=earlier)
         with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
-            run, plan = plan_with_batch(begin())
-            without: frozenset[str] = frozenset()
-            while isinstance(training := train_night(run, plan), Replan):
-                # Available machines and their prices may have changed.
-                without |= training.without
-                run = begin(is_resumed=True)
-                plan = plan_night(run, without=without)
+            begun = begin()
+            with prepared(begun):
+                run, plan = plan_with_batch(begun)
+                without: frozenset[str] = frozenset()
+                while isinstance(training := train_night(run, plan), Replan):
+                    # Available machines and their prices may have changed.
+                    without |= training.without
+                    run = begin(is_resumed=True)
+                    plan = plan_night(run, without=without)
             record_overhead(workspace, run.tracked, run.directory, started_at=started_at)
             judge_and_record(run, plan, training)
         return run_id

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from heterps_core.errors import ConfigurationError
 from infra.checks import Check, CheckState
-from infra.ledger.ledger_file import READABLE_VERSIONS
+from infra.ledger.ledger_file import SCHEMA_VERSION
 from infra.workspace import Workspace
 
 _LOCK_TIMEOUT_S = 1.0
@@ -104,7 +104,7 @@ def _check(
             fix = f"fuser -v {path}   (who holds it)"
         return Check(what, CheckState.MISSING, f"{path}: {error}", fix)
     revision = str(row[0]) if row else "none"
-    known = {str(each) for each in READABLE_VERSIONS} if migrations is None else _revisions(migrations)
+    known = {str(SCHEMA_VERSION)} if migrations is None else _revisions(migrations)
     if health != "ok":
         fix = damage_fix or f"sqlite3 {path} .recover | sqlite3 {path}.recovered"
         return Check(what, CheckState.MISSING, f"{path} is damaged: {health}", fix)

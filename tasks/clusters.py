@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections import defaultdict
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from heterps_core.cluster import Cluster
-from heterps_core.data.manifest import read_manifest
+from heterps_core.data.manifest import DatasetManifest, read_manifest
 from heterps_core.data.reading.bucket_path import BucketPath
 from heterps_core.errors import LedgerError, ProvisioningError
 from heterps_core.json_codec import from_json, to_json
@@ -63,9 +64,10 @@ def spent_before_launch(provider: Provider, ledger: Ledger, run_id: str) -> Spen
 def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) -> Bootstrap:
     """Return the settings of the nodes of a run; puts the code of rented ones into the run directory."""
     rented_from = get_provider(provider)
+    manifest = read_manifest(lambda name: run_directory.open_file(f"{DATA}/{name}"))
     return Bootstrap(
         run_location=run_directory.location,
-        data_folders=() if rented_from.runs_here else data_folders(run_directory),
+        data_folders=() if rented_from.runs_here or manifest is None else data_folders(manifest),
         python=rented_from.node_python,
         run_key=run_directory.secret,
         wheel=None if rented_from.runs_here else publish_node_wheel(run_directory, model),
@@ -73,16 +75,22 @@ def node_bootstrap(provider: str, run_directory: RunDirectory, *, model: str) ->
     )
 
 
-def data_folders(run_directory: RunDirectory) -> tuple[str, ...]:
-    """Return the folders of buckets that hold the rows of a run, one for each bucket; none where they were copied."""
-    manifest = read_manifest(lambda name: run_directory.open_file(f"{DATA}/{name}"))
-    if manifest is None:
-        return ()
+def data_folders(manifest: DatasetManifest) -> tuple[str, ...]:
+    """Return the folders of buckets that hold the rows of a run, one for each bucket; none where they are copied."""
     folders = defaultdict(list)
     for number in manifest.bucket_files:
         folder = BucketPath.parse(manifest.sources[number].path).parent
         folders[folder.parts[0]].append(folder.key)
     return tuple(posixpath.commonpath(of_bucket) for of_bucket in folders.values())
+
+
+def prepared_launch(
+    provider: Provider, run_directory: RunDirectory, manifest: DatasetManifest, launch_id: str
+) -> AbstractContextManager[object]:
+    """Make the parts of a launch that its provider knows late, while the block plans it; see `Provider.prepared`."""
+    folders = () if provider.runs_here else data_folders(manifest)
+    location, python = run_directory.location, provider.node_python
+    return provider.prepared(launch_id, Bootstrap(run_location=location, data_folders=folders, python=python))
 
 
 def next_launch_id(ledger: Ledger, run_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,10 +21,12 @@ from heterps_core.training.job import (
     default_dense_learning_rate,
 )
 from heterps_core.training.storage.run_directory import RunDirectory
-from infra.providers import get_provider
+from infra.ledger.ledger import Ledger
+from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.clusters import directory_of_run
+from tasks.clusters import directory_of_run, next_launch_id, prepared_launch
 from tasks.data import PreparedClicks, prepare_data
+from tasks.planning.regions import Regions
 from tasks.records.champion import champion_before
 from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.mlflow_store import answering_client, record_events, record_table
@@ -136,6 +139,20 @@ def begin_run(
     if dataset.events is not None and not is_resumed:
         record_events(workspace, tracked, dataset.events)
     return OpenedRun(workspace, run_id, is_resumed, asked, tracked, start, clicks, dataset)
+
+
+def prepared(run: OpenedRun) -> AbstractContextManager[object]:
+    """Make the parts of a run's launch that a cloud knows late, while the block plans it.
+
+    Not where one of several regions is to be chosen: there the launch makes them.
+    """
+    asked = run.asked
+    region, *others = Regions.of(run.workspace, asked.provider, asked.regions, data=asked.data).rented
+    if others:
+        return nullcontext()
+    launch_id = next_launch_id(Ledger(run.workspace.ledger_path), run.run_id)
+    provider = provider_of(run.workspace, asked.provider, region=region)
+    return prepared_launch(provider, run.directory, run.dataset.manifest, launch_id)
 
 
 def _start_of(

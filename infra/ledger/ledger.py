@@ -33,14 +33,7 @@ from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import InstanceOffer
 from heterps_core.plans.provisioning_plan import NodeRequest
 from infra.ledger.ledger_entry import EndReason, EntryState, Instance, LedgerEntry, entry_of_row
-from infra.ledger.ledger_file import (
-    COLUMNS,
-    SELECT,
-    bring_up_to_date,
-    is_read_only,
-    make_ledger_file,
-    transaction,
-)
+from infra.ledger.ledger_file import COLUMNS, SELECT, check_version, make_ledger_file, transaction
 
 __all__ = ["EndReason", "EntryState", "Ledger", "LedgerEntry"]
 
@@ -66,11 +59,8 @@ class Ledger:
         self.path = path
         self._check_intent: Callable[[], None] = lambda: None
         make_ledger_file(path)
-        if is_read_only(path):
-            return
         with self._transaction() as database:
-            database.execute("BEGIN IMMEDIATE")
-            bring_up_to_date(database, path)
+            check_version(database, path)
 
     def checked(self, check: Callable[[], None]) -> Ledger:
         """Return the same ledger, which calls `check` before each intent; its error prevents the launch."""

@@ -1,4 +1,4 @@
-"""The file of the ledger: its table, upgrades of older versions, and the repair of a damaged one.
+"""The file of the ledger: its table, and the repair of a damaged one.
 
 A damaged file is never written again: it is set aside beside the new one, which takes over the rows that can still
 be read. What is missing then, the sweeper writes down from the tags of the machines.
@@ -25,21 +25,6 @@ COLUMNS = tuple(LedgerEntry.__dataclass_fields__)
 TABLE = f"machines ({', '.join(COLUMNS)}, PRIMARY KEY (run_id, attempt, node_id))"
 SELECT = f"SELECT {', '.join(COLUMNS)} FROM machines"
 SCHEMA_VERSION = 3
-READABLE_VERSIONS = range(SCHEMA_VERSION + 1)
-"""Versions of tables that are opened: older ones are upgraded, newer ones are refused."""
-
-_FROM_VERSION_1 = f"""
-ALTER TABLE machines RENAME TO machines_1;
-CREATE TABLE {TABLE};
-INSERT INTO machines ({", ".join(COLUMNS)})
-    SELECT {", ".join({"attempt": "1", "disk_usd_per_hour": "0.0"}.get(column, column) for column in COLUMNS)}
-    FROM machines_1;
-DROP TABLE machines_1;
-"""
-"""Upgrades a table that has no attempts."""
-
-_FROM_VERSION_2 = "ALTER TABLE machines ADD COLUMN disk_usd_per_hour DEFAULT 0.0"
-"""Upgrades a table that has no disks for rows of tables."""
 
 _DAMAGE_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _PRIMARY_CODE = 0xFF
@@ -95,32 +80,23 @@ def make_ledger_file(path: Path) -> None:
         draft.with_name(f"{draft.name}-journal").unlink(missing_ok=True)
 
 
-def bring_up_to_date(database: sqlite3.Connection, path: Path) -> None:
-    """Make the table of an older version into today's.
+def check_version(database: sqlite3.Connection, path: Path) -> None:
+    """Check that the table is one of this version.
 
     Raises:
-        LedgerError: There is no table, or a newer version of this program wrote it.
+        LedgerError: There is none, or another version of this program wrote it.
     """
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    columns = [row[1] for row in database.execute("PRAGMA table_info(machines)")]
-    if not columns:
+    if not database.execute("PRAGMA table_info(machines)").fetchall():
         raise LedgerError(
             f"the ledger must have a table of machines, and {path} has none: it was emptied; heterps sweep sets it "
             f"aside and rebuilds it from the machines' tags"
         )
-    if version not in READABLE_VERSIONS:
+    if version != SCHEMA_VERSION:
         raise LedgerError(
-            f"the ledger must be of version {SCHEMA_VERSION} or older, but {path} has version {version}: a newer "
-            f"version of this program wrote it; install that one, or set HETERPS_HOME to another folder"
+            f"the ledger must be of version {SCHEMA_VERSION}, but {path} has version {version}: another version of "
+            f"this program wrote it; install that one, or set HETERPS_HOME to another folder"
         )
-    if version == SCHEMA_VERSION:
-        return
-    # One by one: executescript would commit first, and two processes may start at once.
-    for statement in _FROM_VERSION_1.split(";") if "attempt" not in columns else ():
-        database.execute(statement)
-    if "attempt" in columns and "disk_usd_per_hour" not in columns:
-        database.execute(_FROM_VERSION_2)
-    database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def _damage_of(path: Path) -> str | None:

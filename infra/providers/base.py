@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import ClassVar, NamedTuple, Self
@@ -255,6 +256,17 @@ class Provider(ABC):
         Raises:
             ConfigurationError: Something is missing for it.
         """
+
+    def prepared(self, run_id: str, bootstrap: Bootstrap) -> AbstractContextManager[object]:
+        """Make, while a launch is planned in the block, the parts of it that the provider knows with a delay.
+
+        Where the block raises they are removed again, else by the end of the launch, or by the sweep.
+
+        Raises:
+            ConfigurationError: Something is missing for them.
+            ProvisioningError: One cannot be made.
+        """
+        return nullcontext()
 
     def launch(
         self,

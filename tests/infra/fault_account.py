@@ -21,7 +21,7 @@ from heterps_core.hardware import Market
 from heterps_core.units import SECONDS_PER_HOUR
 from infra.ledger.ledger import EntryState, Ledger
 from infra.providers.aws.launch import DEFAULT_MACHINES
-from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.aws.provider import LONGEST_PLAN, AwsEc2Provider
 from infra.workspace import run_of_launch
 from tests.infra.fault_cases import PASSES, Case, Fault, Kind
 from tests.infra.faults import PRICES, RUN_ID, Steps, in_a_child, live, truncate, unlike_plan
@@ -153,7 +153,7 @@ def account_of(
         live_on_full_disk = _num_live(server)
         disk.empty()
     failed_sweeps += sweep_by_command(server, ledger_path, now=after_lease, kind=kind) is None
-    again = sweep_by_command(server, ledger_path, now=after_lease + timedelta(minutes=5), kind=kind)
+    again = sweep_by_command(server, ledger_path, now=after_lease + LONGEST_PLAN, kind=kind)
     failed_sweeps += again is None
     instances = server.instances()
     ledger = Ledger(ledger_path)

@@ -75,10 +75,13 @@ class BucketProvider(AwsEc2Provider):
         bootstrap: Bootstrap,
         ledger: Ledger,
     ) -> Cluster:
-        in_bucket = replace(bootstrap, run_location=f"s3://runs/heterps/{run_id}")
-        return super().launch(
-            plan, run_id=run_id, lease_until=lease_until, bootstrap=in_bucket, ledger=ledger
-        )
+        of_nodes = in_bucket(bootstrap, run_id)
+        return super().launch(plan, run_id=run_id, lease_until=lease_until, bootstrap=of_nodes, ledger=ledger)
+
+
+def in_bucket(bootstrap: Bootstrap, run_id: str) -> Bootstrap:
+    """Return settings of nodes whose run directory is in a bucket."""
+    return replace(bootstrap, run_location=f"s3://runs/heterps/{run_id}")
 
 
 def provider_with_roles(client: Any, machines: MachineSettings = MACHINES) -> AwsEc2Provider:
@@ -194,16 +197,20 @@ def live(
     provider = provider_with_roles(client)
     wire.attach(provider.client, provider.iam)
     ledger = BreakingLedger(ledger_path, steps)
-    with running_cluster(
-        provider,
-        unlike_plan(market),
-        run_id=RUN_ID,
-        bootstrap=bootstrap(ledger_path.parent / "run"),
-        ledger=ledger,
-        caps=Caps(max_usd_per_run=cap_usd),
-        predicted_cost_usd=0.02,
-        spent=lambda: spent_before_launch(provider, ledger, RUN_ID),
-    ) as cluster:
+    of_nodes = bootstrap(ledger_path.parent / "run")
+    with (
+        provider.prepared(RUN_ID, in_bucket(of_nodes, RUN_ID)),
+        running_cluster(
+            provider,
+            unlike_plan(market),
+            run_id=RUN_ID,
+            bootstrap=of_nodes,
+            ledger=ledger,
+            caps=Caps(max_usd_per_run=cap_usd),
+            predicted_cost_usd=0.02,
+            spent=lambda: spent_before_launch(provider, ledger, RUN_ID),
+        ) as cluster,
+    ):
         provider.renew_lease(RUN_ID, until=provider.now() + timedelta(seconds=provider.lease_s))
         if kind is Kind.TAGS_LATE:
             sweep_before_tags_are_seen(client, ledger_path)

@@ -26,7 +26,7 @@ from infra.providers.aws.provider import AwsEc2Provider, _config
 from tasks.clusters import next_launch_id, spent_before_launch
 from tests.infra.builders import bootstrap
 from tests.infra.fault_cases import Case, Kind
-from tests.infra.faults import MACHINES, RUN_ID, note, provider_with_roles, unlike_plan
+from tests.infra.faults import MACHINES, RUN_ID, in_bucket, note, provider_with_roles, unlike_plan
 from tests.infra.moto_ec2 import MotoServer, Wire, unreadable
 from tests.moto_server import REGION
 
@@ -221,16 +221,20 @@ def live_through(server: MotoServer, case: Case, ledger_path: Path, clock: Prete
     trouble = Trouble(case, clock, server)
     trouble.attach(provider)
     ledger = Ledger(ledger_path)
-    with first_running_cluster(
-        provider,
-        plans,
-        new_launch_id=lambda: next_launch_id(ledger, RUN_ID),
-        bootstrap=bootstrap(ledger_path.parent / "run"),
-        ledger=ledger,
-        caps=Caps(),
-        predicted_cost_usd=0.02,
-        spent=lambda: spent_before_launch(provider, ledger, RUN_ID),
-    ) as cluster:
+    of_nodes = bootstrap(ledger_path.parent / "run")
+    with (
+        provider.prepared(RUN_ID, in_bucket(of_nodes, RUN_ID)),
+        first_running_cluster(
+            provider,
+            plans,
+            new_launch_id=lambda: next_launch_id(ledger, RUN_ID),
+            bootstrap=of_nodes,
+            ledger=ledger,
+            caps=Caps(),
+            predicted_cost_usd=0.02,
+            spent=lambda: spent_before_launch(provider, ledger, RUN_ID),
+        ) as cluster,
+    ):
         until = provider.now()
         provider.renew_lease(cluster.run_id, until=until)
     num_refused = len({fleet["ClientToken"] for fleet in trouble.wire.of("CreateFleet")}) - 2

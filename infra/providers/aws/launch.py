@@ -104,8 +104,11 @@ class ZoneFullError(InsufficientCapacityError):
 
 
 @dataclass(kw_only=True)
-class RunLaunch:
-    """Everything that the attempts to launch one run have in common."""
+class RunParts:
+    """The parts of a launch that need no plan: the group of its machines, and the role of its nodes.
+
+    AWS knows new ones with a delay of up to a minute, so they are made while the run is planned.
+    """
 
     client: EC2Client
     iam: Any | None
@@ -114,14 +117,54 @@ class RunLaunch:
     machines: MachineSettings
     bootstrap: Bootstrap
     run_id: str
+    now: Callable[[], datetime]
+    """Returns EC2's time, by which a sweep reads the times of a launch."""
+
+    @cached_property
+    def network(self) -> queries.Network:
+        """Where the machines may be launched."""
+        with explained("find a network"):
+            return queries.find_network(self.client, self.machines.subnet_ids)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of what is made now."""
+        return {**self.machines.tags_for(self.run_id), INTENDED_TAG: self.now().isoformat()}
+
+    def make_group(self) -> str:
+        """Make the security group, or use that of an earlier try; return its id."""
+        # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
+        name = self.machines.name_for(run_of_launch(self.run_id))
+        vpc_id = self.network.vpc_id
+        with explained("make the security group"):
+            return make_security_group(self.client, name, vpc_id=vpc_id, tags=self.tags)
+
+    def make_role(self, attempt: int) -> str | None:
+        """Make the role of an attempt with its profile, or use the ready-made one; return the profile's name."""
+        if self.machines.instance_profile is not None:
+            return self.machines.instance_profile
+        boundary = self.machines.node_boundary
+        if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_location):
+            return None
+        path = node_role.roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
+        name = node_role.role_name(path, attempt=attempt)
+        with explained("make the role of the nodes"):
+            policy = node_role.node_policy(self.bootstrap.run_location, self.bootstrap.data_folders)
+            node_role.make_node_role(
+                self.iam, name, path=path, boundary=boundary, policy=policy, tags=self.tags
+            )
+        return name
+
+
+@dataclass(kw_only=True)
+class RunLaunch(RunParts):
+    """Everything that the attempts to launch one run have in common."""
+
     lease_until: datetime
     first_boot: str
     ledger: Ledger
     launched_ids: list[str]
     """Grows by every instance that EC2 names, also of requests that failed."""
-
-    now: Callable[[], datetime]
-    """Returns EC2's time, by which a sweep reads the times of a launch."""
 
     _has_old_lease: bool = False
 
@@ -173,11 +216,6 @@ class RunLaunch:
                 )
         return nodes
 
-    @cached_property
-    def _network(self) -> queries.Network:
-        with explained("find a network"):
-            return queries.find_network(self.client, self.machines.subnet_ids)
-
     def _prepare(self, number: int, kinds: Collection[tuple[str, TableDisk | None]]) -> None:
         """Make security group, role and a template of each kind of machine, or use those of an earlier try.
 
@@ -187,17 +225,10 @@ class RunLaunch:
         Raises:
             ProvisioningError: An architecture has no image; nothing was made.
         """
-        now = self.now()
-        tags = {**self.machines.tags_for(self.run_id), INTENDED_TAG: now.isoformat()}
-        # A later launch may replace lost machines of an earlier one: all of a run must reach one another.
-        group_name = self.machines.name_for(run_of_launch(self.run_id))
         architectures = {architecture for architecture, _ in kinds}
         with explained("find the machine images"):
             images = queries.find_images(self.client, self.machines.image_ids, needed=architectures)
-        network = self._network
-        with explained("make the security group"):
-            group_id = make_security_group(self.client, group_name, vpc_id=network.vpc_id, tags=tags)
-        profile = self._make_role(number, tags=tags)
+        group_id, profile, tags = self.make_group(), self.make_role(number), self.tags
         for architecture, table_disk in kinds:
             data = template_data(
                 image=images[architecture],
@@ -208,7 +239,7 @@ class RunLaunch:
                 table_disk=table_disk,
                 tags={
                     "Name": f"heterps {self.run_id}",
-                    INTENDED_TAG: now.isoformat(),
+                    INTENDED_TAG: tags[INTENDED_TAG],
                     LEASE_TAG: self.lease_until.isoformat(),
                     **({} if table_disk is None else {DISK_PRICE_TAG: repr(table_disk.usd_per_hour)}),
                 },
@@ -217,29 +248,16 @@ class RunLaunch:
             with explained("make the launch template"):
                 self._has_old_lease |= not make_template(self.client, name, data, tags=tags)
 
-    def _make_role(self, number: int, *, tags: dict[str, str]) -> str | None:
-        if self.machines.instance_profile is not None:
-            return self.machines.instance_profile
-        boundary = self.machines.node_boundary
-        if self.iam is None or boundary is None or not node_role.is_in_s3(self.bootstrap.run_location):
-            return None
-        path = node_role.roles_path(self.machines.workspace, self.client.meta.region_name, self.run_id)
-        name = node_role.role_name(path, attempt=number)
-        with explained("make the role of the nodes"):
-            policy = node_role.node_policy(self.bootstrap.run_location, self.bootstrap.data_folders)
-            node_role.make_node_role(self.iam, name, path=path, boundary=boundary, policy=policy, tags=tags)
-        return name
-
     def _launch(
         self, group: FleetGroup, *, number: int, zone: str | None, refused: Collection[str]
     ) -> list[InstanceTypeDef]:
-        subnet_ids = zones_for(group, self._network, zone=zone, refused=refused)
+        subnet_ids = zones_for(group, self.network, zone=zone, refused=refused)
         try:
             instance_ids, refused_by = self._request(group, number=number, subnet_ids=subnet_ids)
             if refused_by is not None:
                 raise refused_by
         except InsufficientCapacityError as problem:
-            others = set(self._network.subnet_ids) - {*refused, zone}
+            others = set(self.network.subnet_ids) - {*refused, zone}
             if zone is None or group.offers[0].zone is not None or not others:
                 raise
             raise ZoneFullError(str(problem), zone=zone) from problem

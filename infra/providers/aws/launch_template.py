@@ -147,9 +147,11 @@ def delete_security_group(client: EC2Client, group_id: str) -> bool:
     )
 
 
-def _own_security_groups(client: EC2Client, workspace: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield id and tags of the groups of a workspace."""
-    pages = client.get_paginator("describe_security_groups").paginate(Filters=own_filters(workspace, None))
+def own_security_groups(
+    client: EC2Client, workspace: str, run_id: str | None = None
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield id and tags of the groups of a workspace, of one run or of all."""
+    pages = client.get_paginator("describe_security_groups").paginate(Filters=own_filters(workspace, run_id))
     for group in (group for page in pages for group in page["SecurityGroups"]):
         yield group["GroupId"], as_dictionary(group.get("Tags", []))
 
@@ -181,7 +183,7 @@ def remove_leftovers(
     ]
     groups = [
         group_id
-        for group_id, tags in _own_security_groups(client, workspace)
+        for group_id, tags in own_security_groups(client, workspace)
         if are_of_leftover(tags) and delete_security_group(client, group_id)
     ]
     old_roles = [role for role in roles if is_leftover(role.run_id, role.made_at)]

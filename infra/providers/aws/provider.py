@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -20,7 +21,7 @@ from heterps_core.errors import ConfigurationError, ProvisioningError
 from heterps_core.hardware import ARCHITECTURES, AWS, InstanceOffer, Market
 from heterps_core.instance_metadata import is_in_the_cloud
 from heterps_core.plans.provisioning_plan import NodeRequest, ProvisioningPlan
-from infra.bootstrap.node_start import node_environment, user_data
+from infra.bootstrap.node_start import Bootstrap, node_environment, user_data
 from infra.checks import Check
 from infra.ledger.ledger import EndReason, LedgerEntry
 from infra.ledger.ledger_entry import Instance
@@ -30,8 +31,15 @@ from infra.providers.aws import node_role, queries
 from infra.providers.aws.access_checks import access_checks
 from infra.providers.aws.errors import aws_client, explained, start_failure
 from infra.providers.aws.fleet import fleet_groups
-from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, ZoneFullError
-from infra.providers.aws.launch_template import DISK_GB, delete_template, own_templates, remove_leftovers
+from infra.providers.aws.launch import DEFAULT_MACHINES, MachineSettings, RunLaunch, RunParts, ZoneFullError
+from infra.providers.aws.launch_template import (
+    DISK_GB,
+    delete_security_group,
+    delete_template,
+    own_security_groups,
+    own_templates,
+    remove_leftovers,
+)
 from infra.providers.aws.passing import repeat_passing
 from infra.providers.aws.prices import AwsPrices, prices_of_machines
 from infra.providers.aws.quotas import Quotas, asks_less
@@ -50,6 +58,9 @@ RENDEZVOUS_PORT = 29_400
 """The default of torch; the security group lets the nodes reach one another on every port."""
 
 POLL_INTERVAL_S = 5
+
+LONGEST_PLAN = timedelta(hours=1)
+"""What is younger may be of a run that is planned, or of a launch whose machines are still to come."""
 
 
 _BRIEF = (1, 3, 10)
@@ -164,6 +175,34 @@ class AwsEc2Provider(Provider):
             if self.machines.instance_profile is None:
                 node_role.check_boundary(self.machines.node_boundary)
             node_role.node_policy(location)
+
+    @contextmanager
+    def prepared(self, run_id: str, bootstrap: Bootstrap) -> Iterator[None]:
+        """Make security group, role and profile of a run's first launch; see `Provider.prepared`."""
+        self.check_run_directory(bootstrap.run_location)
+        parts = RunParts(
+            client=self.client,
+            iam=self.iam,
+            machines=self.machines,
+            bootstrap=bootstrap,
+            run_id=run_id,
+            now=self._clock.now,
+        )
+        with ExitStack() as undo:
+            undo.callback(self._remove_parts, run_id)
+            parts.make_group()
+            parts.make_role(1)
+            yield
+            undo.pop_all()
+
+    def _remove_parts(self, run_id: str) -> None:
+        try:
+            self.terminate(run_id)
+            with explained("delete the security group"):
+                for group_id, _ in own_security_groups(self.client, self.machines.workspace, run_id):
+                    delete_security_group(self.client, group_id)
+        except ProvisioningError as problem:
+            logger.warning("run %s: its group and role stay to the next sweep: %s", run_id, problem)
 
     def launched(self, plan: ProvisioningPlan, launch: Launch) -> Cluster:
         """Launch one fleet request per group of equal nodes; see `Provider.launch`."""
@@ -299,8 +338,7 @@ class AwsEc2Provider(Provider):
                 self.machines.workspace,
                 self._node_roles(),
                 live_run_ids={instance.run_id for instance in self.list_instances()},
-                # What is younger may be of a launch whose machines are still to come.
-                made_before=now - timedelta(seconds=self.lease_s),
+                made_before=now - LONGEST_PLAN,
             )
 
     def _node_roles(self, run_id: str | None = None) -> list[node_role.NodeRole]:

@@ -9,7 +9,7 @@ import pytest
 from heterps_core.errors import ConfigurationError, LedgerError
 from heterps_core.hardware import Market
 from infra.billing.bill import charged_seconds
-from infra.ledger.ledger import EndReason, EntryState, Ledger, LedgerEntry
+from infra.ledger.ledger import EndReason, EntryState, Ledger
 from infra.ledger.ledger_entry import Instance, LaunchTerms
 from infra.providers import get_provider
 from tests.infra.builders import offer, plan
@@ -246,47 +246,4 @@ def test_a_second_attempt_has_entries_of_its_own(ledger):
     assert [(e.attempt, e.provider_instance_id, e.state) for e in ledger.entries()] == [
         (1, "i-1", EntryState.ENDED),
         (2, "i-2", EntryState.LAUNCHED),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("version", "missing"), [(0, {"attempt", "disk_usd_per_hour"}), (2, {"disk_usd_per_hour"})]
-)
-def test_a_ledger_of_an_earlier_version_is_read_and_written_on(tmp_path, version, missing):
-    path = tmp_path / "old.sqlite"
-    columns = [name for name in LedgerEntry.__dataclass_fields__ if name not in missing]
-    row = {
-        "run_id": "old",
-        "node_id": "stage0-node0",
-        "provider": "aws",
-        "stage": 0,
-        "device_type": "cpu-c7i",
-        "instance_type": "c7i.large",
-        "market": "on-demand",
-        "region": "us-east-1",
-        "price_usd_per_hour": 0.09,
-        "price_as_of": "2026-07-20",
-        "price_source": "test",
-        "state": "launched",
-        "intended_at": NOW.isoformat(),
-        "launched_at": NOW.isoformat(),
-        "provider_instance_id": "i-1",
-    }
-    with sqlite3.connect(path) as database:
-        key = "run_id, node_id" if "attempt" in missing else "run_id, attempt, node_id"
-        database.execute(f"CREATE TABLE machines ({', '.join(columns)}, PRIMARY KEY ({key}))")
-        places = ", ".join(f":{name}" for name in columns)
-        values = {"attempt": 1, **row}
-        database.execute(
-            f"INSERT INTO machines VALUES ({places})", {name: values.get(name) for name in columns}
-        )
-        database.execute(f"PRAGMA user_version = {version}")
-
-    for _ in range(2):
-        ledger = Ledger(path)
-    ledger.intend("old", "aws", request_of(), at=NOW, attempt=2)
-
-    assert [(entry.attempt, entry.state, entry.disk_usd_per_hour) for entry in ledger.entries()] == [
-        (1, EntryState.LAUNCHED, 0.0),
-        (2, EntryState.INTENDED, 0.0),
     ]

@@ -6,16 +6,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import BudgetExceededError, ConfigurationError, HeterpsError
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import EndReason, EntryState
 from infra.providers.aws.launch import MachineSettings
 from infra.providers.aws.node_role import delete_node_role, own_node_roles, role_name, roles_path
-from infra.providers.aws.provider import AwsEc2Provider
+from infra.providers.aws.provider import LONGEST_PLAN
 from tests.infra.faults import BucketProvider, provider_with_roles
 from tests.infra.iam.evaluation import Access, is_allowed
 from tests.infra.moto_ec2 import Wire
 
-AFTER_LEASE = timedelta(seconds=AwsEc2Provider.lease_s + 60.0)
+LATER = LONGEST_PLAN + timedelta(seconds=60.0)
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_what_a_kill_leaves_half_made_the_sweep_deletes(server, provider, launch
 
     sweeper.remove_leftovers(now=datetime.now(UTC))
     assert server.num_roles_and_profiles() == num_left  # it may be of a launch under way
-    sweeper.remove_leftovers(now=datetime.now(UTC) + AFTER_LEASE)
+    sweeper.remove_leftovers(now=datetime.now(UTC) + LATER)
     assert server.num_roles_and_profiles() == 0
 
 
@@ -148,7 +149,7 @@ def test_a_deletion_that_broke_off_is_finished_by_the_next(server, provider, lau
 
 def test_the_role_of_a_run_with_machines_stays_and_that_of_another_region_or_workspace_too(server, launch):
     launch()
-    later = datetime.now(UTC) + AFTER_LEASE
+    later = datetime.now(UTC) + LATER
     elsewhere = provider_with_roles(server.client(region="eu-west-1"))
     others = BucketProvider(server.own_client, MachineSettings(workspace="others"), iam=server.own_iam)
 
@@ -187,3 +188,34 @@ def test_a_role_that_cannot_be_deleted_keeps_no_end_out_of_the_ledger(server, pr
 
     assert {entry.state for entry in ledger.entries()} == {EntryState.ENDED}
     assert server.num_roles_and_profiles() == 2
+
+
+def num_groups(server):
+    """Those of runs, beside the network's own."""
+    return len(server.own_client.describe_security_groups()["SecurityGroups"]) - 1
+
+
+IN_BUCKET = Bootstrap(run_location="s3://runs/heterps/r1", python="python")
+
+
+def test_a_launch_uses_the_group_and_the_role_that_were_made_while_it_was_planned(server, provider, launch):
+    with provider.prepared("r1", IN_BUCKET):
+        planned_with, num_before = only_role(server), num_groups(server)
+        provider.remove_leftovers(now=datetime.now(UTC) + LONGEST_PLAN - timedelta(seconds=60.0))
+        launch()
+
+    assert only_role(server) == planned_with
+    assert num_groups(server) == num_before == 1
+    assert server.num_roles_and_profiles() == 2
+
+
+@pytest.mark.parametrize("request_name", ["CreateSecurityGroup", *MAKING, "none"])
+def test_a_run_that_ends_before_its_launch_leaves_no_role_and_no_group(server, provider, request_name):
+    """AWS refuses a part, or the plan does."""
+    wire = Wire(refuse=lambda form: ("AccessDenied", "no") if form["Action"] == request_name else None)
+    wire.attach(provider.client, provider.iam)
+
+    with pytest.raises(HeterpsError), provider.prepared("r1", IN_BUCKET):
+        raise BudgetExceededError("too expensive")
+
+    assert (server.num_roles_and_profiles(), num_groups(server)) == (0, 0)
