@@ -83,7 +83,7 @@ class FoundPlan:
         return {
             "method": self.method,
             "model": self.compared.name,
-            "device_types": " | ".join(stage.device_type for stage in stages),
+            "device_types": " | ".join(stage.device_types for stage in stages),
             "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
             "batch_size": str(self.compared.problem.batch_size),
             "seed": str(self.seed),
@@ -170,7 +170,7 @@ def _with_floor_and_caps(problem: SchedulingProblem) -> SchedulingProblem:
     """
     used = Counter[str]()
     for stage in find_optimum(problem).stages:
-        used[stage.device_type] += stage.num_replicas
+        used.update(stage.replicas_by_type)
     capped = replace(problem, throughput_floor_samples_per_s=0.0)
     highest = _highest_throughput(capped)
     for name, num_units in used.items():

@@ -9,9 +9,10 @@ Shape legend: G = runs of layers, T = device types, K = largest cap on units, X 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import combinations, groupby, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,13 +66,23 @@ def _papers_seconds(
 
 
 def _trainers_seconds(
-    problem: SchedulingProblem, unit: UnitType, work: _Work, counts: NDArray[np.int64], m: int
+    problem: SchedulingProblem,
+    unit: UnitType,
+    work: _Work,
+    pace: NDArray[np.float64],
+    m: int,
+    *,
+    replicas: int | None = None,
 ) -> NDArray[np.float64]:
-    """Return the exchange and, after it, the longer of computing and links, or reading; parts have whole rows."""
+    """Return the exchange and, after it, the longer of computing and links, or reading.
+
+    Args:
+        pace: Rows of a micro-batch over those of a replica.
+        replicas: Of a stage of two device types; by default as many as the pace.
+    """
     samples = problem.batch_size / problem.profile_batch_size
-    rows = problem.batch_size // m
-    pace = np.array([rows / math.ceil(rows / count) for count in counts.tolist()])
-    elsewhere, meets = 1 - 1 / pace, pace > 1
+    peers = (pace if replicas is None else np.full(pace.shape, float(replicas))) - 1
+    elsewhere, meets = peers / (peers + 1), peers > 0
     if problem.single_replica_communicates:
         elsewhere, meets = np.ones(pace.size), np.ones(pace.size, dtype=bool)
     alpha, beta = unit.compute_parallel_fraction, unit.communication_parallel_fraction
@@ -79,10 +90,10 @@ def _trainers_seconds(
     carried = elsewhere * work.exchanging * shrunk
     has_rows, requests = work.num_sharded > 0, problem.batch_size / 4096
     meeting = has_rows * unit.exchange_seconds * (2 + requests / pace)
-    meeting = meeting + has_rows * unit.exchange_seconds_per_peer * (2 * (pace - 1) + requests)
+    meeting = meeting + has_rows * unit.exchange_seconds_per_peer * (2 * peers + requests)
     meeting = meeting + work.num_sharded * unit.exchange_seconds_per_table
     if work.gradient_bytes:
-        meeting = meeting + unit.sum_seconds_per_peer * (pace - 1)
+        meeting = meeting + unit.sum_seconds_per_peer * peers
         meeting = meeting + 2 * elsewhere * work.gradient_bytes * unit.sum_seconds_per_byte
     handled = work.exchanged_bytes * unit.exchange_seconds_per_byte * shrunk
     computing = work.computing * (m * (1 - alpha) + alpha * samples / pace)
@@ -93,8 +104,7 @@ def _trainers_seconds(
         computing += problem.batch_size / pace * unit.later_reading_seconds_per_sample
     links = work.across * samples / pace + elsewhere * work.summing * samples
     seconds = carried + meets * (meeting + handled) + np.maximum(computing, links)
-    seconds = np.maximum(seconds, work.reading * samples / pace)
-    return np.where(counts <= rows, seconds, np.inf)
+    return np.maximum(seconds, work.reading * samples / pace)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +115,9 @@ class CandidateStages:
     runs: tuple[tuple[int, int], ...]
     seconds: NDArray[np.float64]
     """ET, infinite where memory or the type's own cap forbids the count; index k is count k + 1; shape (G, T, K)."""
+
+    works: Mapping[tuple[int, int], _Work]
+    """By run and device type."""
 
     prices: NDArray[np.float64]
     """USD per hour of one unit, shape (T,)."""
@@ -119,7 +132,7 @@ class CandidateStages:
         layers, units = problem.layers, list(problem.device_types.values())
         runs = tuple((first, last) for first in range(len(layers)) for last in range(first, len(layers)))
         counts = np.arange(1, max(unit.max_units for unit in units) + 1)
-        seconds = np.empty((len(runs), len(units), counts.size))
+        seconds, works = np.empty((len(runs), len(units), counts.size)), {}
         for index, (first, last) in enumerate(runs):
             inside = layers[first : last + 1]
             cut = (layers[first - 1].output_bytes_per_sample if first else 0) + (
@@ -144,16 +157,21 @@ class CandidateStages:
                     and (last + 1 == len(layers) or any(layer.is_sharded for layer in inside)),
                     reading=sum(layer.reading_seconds.get(name, 0.0) for layer in inside),
                 )
+                works[index, column] = work
                 if problem.step_model is StepModel.PAPERS:
                     times = _papers_seconds(problem, unit, work, counts)
                 else:
-                    times = _trainers_seconds(problem, unit, work, counts, num_microbatches)
+                    rows = problem.batch_size // num_microbatches
+                    pace = np.array([rows / math.ceil(rows / count) for count in counts.tolist()])
+                    times = _trainers_seconds(problem, unit, work, pace, num_microbatches)
+                    times = np.where(counts <= rows, times, np.inf)
                 fits = whole + sharded / counts <= (unit.memory_bytes - unit.reserved_bytes) * (1 + ROUNDING)
                 seconds[index, column] = np.where(fits & (counts <= unit.max_units), times, np.inf)
         return cls(
             problem=problem,
             runs=runs,
             seconds=seconds,
+            works=works,
             prices=np.array([unit.price_usd_per_hour for unit in units]),
             caps=np.array([float(unit.max_units) for unit in units]),
             num_microbatches=num_microbatches,
@@ -181,6 +199,69 @@ class CandidateStages:
         """What a second of a step costs at a price of 1 USD per hour."""
         steps = self.problem.num_epochs * self.problem.num_samples / self.problem.batch_size
         return steps / 3600
+
+    def mixed_brute_force(self) -> tuple[float, float]:
+        """Return the costs of the cheapest plans with this m whose stages have one device type, and one or two."""
+        num_layers = self.problem.num_layers
+        row_of = {run: index for index, run in enumerate(self.runs)}
+        stages_of = [list(self._stages_of(row)) for row in range(len(self.runs))]
+        best = [math.inf, math.inf]
+        for num_stages in range(1, num_layers + 1):
+            if microbatches_of(self.problem, num_stages) != self.num_microbatches:
+                continue
+            for cuts in combinations(range(1, num_layers), num_stages - 1):
+                ends = (0, *cuts, num_layers)
+                rows = [row_of[first, stop - 1] for first, stop in pairwise(ends)]
+                for plan in product(*(stages_of[row] for row in rows)):
+                    seconds = max(each for each, _ in plan)
+                    used = np.sum([counts for _, counts in plan], axis=0)
+                    if seconds > self.limit_seconds or (used > self.caps).any():
+                        continue
+                    usd = seconds * float(used @ self.prices) * self.usd_per_product
+                    is_mixed = any(np.count_nonzero(counts) > 1 for _, counts in plan)
+                    for index in (1,) if is_mixed else (0, 1):
+                        best[index] = min(best[index], usd)
+        return best[0], best[1]
+
+    def _stages_of(self, row: int) -> Iterator[tuple[float, NDArray[np.float64]]]:
+        """Yield the seconds and units of each stage of some layers on one or two device types."""
+        num_types = self.prices.size
+        for column in range(num_types):
+            for index in range(int(self.caps[column])):
+                if math.isfinite(seconds := self.seconds[row, column, index]):
+                    yield float(seconds), (index + 1) * np.eye(num_types)[column]
+        for columns in combinations(range(num_types), 2):
+            for counts in product(*(range(1, int(self.caps[column]) + 1) for column in columns)):
+                units = np.zeros(num_types)
+                units[list(columns)] = counts
+                if math.isfinite(seconds := self._mixed_seconds(row, columns, counts)):
+                    yield seconds, units
+
+    def _mixed_seconds(self, row: int, columns: tuple[int, int], counts: tuple[int, int]) -> float:
+        """Return the seconds of a stage of two types, by trying each number of rows for a replica of the first."""
+        first, last = self.runs[row]
+        layers = self.problem.layers[first : last + 1]
+        units = [list(self.problem.device_types.values())[column] for column in columns]
+        held = sum(layer.state_bytes / (sum(counts) if layer.is_sharded else 1) for layer in layers)
+        num_rows = self.problem.batch_size // self.num_microbatches
+        if any(held > (each.memory_bytes - each.reserved_bytes) * (1 + ROUNDING) for each in units):
+            return math.inf
+        best = math.inf
+        for rows in range(1, num_rows + 1):
+            others = max(1, math.ceil((num_rows - counts[0] * rows) / counts[1]))
+            seconds = [
+                _trainers_seconds(
+                    self.problem,
+                    unit,
+                    self.works[row, column],
+                    np.array([num_rows / each]),
+                    self.num_microbatches,
+                    replicas=sum(counts),
+                )[0]
+                for unit, column, each in zip(units, columns, (rows, others), strict=True)
+            ]
+            best = min(best, max(seconds))
+        return best if sum(counts) <= num_rows else math.inf
 
     def brute_force_usd(self) -> float:
         """Return the cost of the cheapest plan with this m, infinite where there is none, by trying them all."""

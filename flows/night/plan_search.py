@@ -122,7 +122,7 @@ class PlanSearch:
         """Return a cheaper plan of the chosen one's device types and those without an image."""
         if not self.others:
             return None
-        used = dict.fromkeys(stage.device_type for stage in chosen.plan.stages)
+        used = dict.fromkeys(name for stage in chosen.plan.stages for name in stage.replicas_by_type)
         wider = self._problem([*used, *self.others], wire_dtype)
         floor = problem.throughput_floor_samples_per_s
         return scheduling.cheaper_plan(replace(wider, throughput_floor_samples_per_s=floor), chosen)
@@ -193,7 +193,7 @@ class PlanSearch:
         run, profiled, chosen = self.run, self.profiled, searches.chosen
         dataset = run.dataset
         prediction, correction = None, Correction()
-        hardware = " | ".join(dict.fromkeys(stage.device_type for stage in provisioning.launch_stages))
+        hardware = " | ".join(dict.fromkeys(stage.device_types for stage in provisioning.launch_stages))
         if run.is_dry_run:
             prediction = scheduling.predict_dry_run_here(
                 profiled,

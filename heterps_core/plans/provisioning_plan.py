@@ -138,6 +138,9 @@ class ProvisioningPlan(JsonDocument):
     groups: tuple[InstanceGroup, ...]
     """Ordered by stage; a stage may have several."""
 
+    second_replicas: tuple[int, ...] = ()
+    """Of these the last ones, which are on the stage's second device type; empty where no stage has one."""
+
     planned_price_usd_per_hour: float
     """Units needed times price per unit: what the planner counted with."""
 
@@ -155,16 +158,31 @@ class ProvisioningPlan(JsonDocument):
             )
         if list(self.groups) != sorted(self.groups, key=lambda group: group.stage):
             raise ConfigurationError("groups must be ordered by stage")
-        for stage, needed in enumerate(self.replicas):
-            groups = [group for group in self.groups if group.stage == stage]
-            units = sum(group.count * group.units_per_instance for group in groups)
-            machines = sum(group.count for group in groups)
-            is_kept = bool(self.node_ids) and needed == machines == 0
-            if not machines <= needed <= units or (machines == 0 and not is_kept):
+        for stage, num_replicas in enumerate(self.replicas):
+            parts = self.replicas_of(stage)
+            if sum(parts.values()) != num_replicas or (num_replicas == 0 and not self.node_ids):
                 raise ConfigurationError(
-                    f"each instance of stage {stage} must have a replica, and each replica a unit: "
-                    f"{needed} replicas on {machines} instances with {units} units"
+                    f"each stage must have an instance, and each replica a unit: {num_replicas} replicas of stage "
+                    f"{stage}, {sum(parts.values())} of them on instances"
                 )
+            for name, needed in parts.items():
+                groups = self._groups_of(stage, name)
+                units = sum(group.count * group.units_per_instance for group in groups)
+                machines = sum(group.count for group in groups)
+                if not machines <= needed <= units:
+                    raise ConfigurationError(
+                        f"each instance of stage {stage} must have a replica, and each replica a unit: "
+                        f"{needed} replicas on {machines} instances of {name} with {units} units"
+                    )
+
+    def replicas_of(self, stage: int) -> dict[str, int]:
+        """Return the replicas of a stage on each of its device types, in order; empty where it has no machine."""
+        names = dict.fromkeys(group.device_type for group in self.groups if group.stage == stage)
+        second = self.second_replicas[stage] if self.second_replicas else 0
+        return dict(zip(names, (self.replicas[stage] - second, second), strict=False))
+
+    def _groups_of(self, stage: int, device_type: str) -> list[InstanceGroup]:
+        return [each for each in self.groups if (each.stage, each.device_type) == (stage, device_type)]
 
     @property
     def machines(self) -> str:
@@ -230,12 +248,13 @@ class ProvisioningPlan(JsonDocument):
         counts = Counter(id(group) for group, _ in kept)
         groups = tuple(replace(group, count=counts[id(group)]) for group in self.groups if counts[id(group)])
         price = sum(group.price_usd_per_hour for group in groups)
+        counts_of: list[Counter[str]] = [Counter() for _ in self.replicas]
+        for _, request in kept:
+            counts_of[request.stage][request.device_type] += request.num_workers
         return replace(
             self,
-            replicas=tuple(
-                sum(request.num_workers for _, request in kept if request.stage == stage)
-                for stage in range(len(self.replicas))
-            ),
+            replicas=tuple(each.total() for each in counts_of),
+            second_replicas=tuple(sum([*each.values()][1:]) for each in counts_of),
             groups=groups,
             planned_price_usd_per_hour=self.planned_price_usd_per_hour
             * ratio(price, self.price_usd_per_hour, otherwise=1.0),
@@ -249,16 +268,19 @@ class ProvisioningPlan(JsonDocument):
         Node ids depend on the plan alone, so that a repeated launch asks for the same nodes.
         """
         requests: list[NodeRequest] = []
-        for stage, num_replicas in enumerate(self.replicas):
-            left = num_replicas
-            machines = [group for group in self.groups if group.stage == stage for _ in range(group.count)]
+        parts = [
+            (stage, part) for stage in range(len(self.replicas)) for part in self.replicas_of(stage).items()
+        ]
+        for stage, (device_type, left) in parts:
+            machines = [group for group in self._groups_of(stage, device_type) for _ in range(group.count)]
             for index, group in enumerate(machines):
                 # Each later machine keeps at least one replica: an idle one could not join the run.
                 num_workers = min(group.units_per_instance, left - (len(machines) - index - 1))
                 left -= num_workers
+                number = sum(request.stage == stage for request in requests)
                 requests.append(
                     NodeRequest(
-                        node_id=f"stage{stage}-node{index}",
+                        node_id=f"stage{stage}-node{number}",
                         stage=stage,
                         device_type=group.device_type,
                         offer=group.offer,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.field_rules import Count, Positive, Text
@@ -13,7 +13,7 @@ from heterps_core.units import SAMPLES_PER_MILLION, SECONDS_PER_HOUR
 
 @dataclass(frozen=True, slots=True)
 class Stage(JsonDocument):
-    """A run of consecutive layers on one device type."""
+    """A run of consecutive layers on one device type, or on two that share each batch."""
 
     json_form = JsonForm(what="stage", omits_defaults=True)
 
@@ -29,6 +29,11 @@ class Stage(JsonDocument):
     num_replicas: int
     """Workers that share each batch of this stage, at least 1."""
 
+    second_device_type: str = ""
+    """Name of another device type whose units the last `second_replicas` of these workers occupy; empty for none."""
+
+    second_replicas: int = 0
+
     shares: tuple[Count, ...] = ()
     """Parts of each batch that the replicas take, one whole number each, in any unit; empty for equal ones."""
 
@@ -43,11 +48,52 @@ class Stage(JsonDocument):
                 f"a stage needs at least 1 replica, got {self.num_replicas} "
                 f"for layers {self.first_layer}..{self.last_layer}"
             )
+        has_second = bool(self.second_device_type)
+        if self.second_device_type == self.device_type or not has_second <= self.second_replicas < (
+            self.num_replicas if has_second else 1
+        ):
+            raise ConfigurationError(
+                f"a stage of two device types must have a replica on each, got {self.second_replicas} of "
+                f"{self.num_replicas} on {self.second_device_type!r} beside {self.device_type!r} for layers "
+                f"{self.first_layer}..{self.last_layer}"
+            )
         if self.shares and (len(self.shares) != self.num_replicas or min(self.shares) < 1):
             raise ConfigurationError(
                 f"shares must be a whole number of at least 1 for each of its {self.num_replicas} replicas, got "
                 f"{self.shares} for layers {self.first_layer}..{self.last_layer}; leave them out for equal ones"
             )
+
+    @property
+    def replicas_by_type(self) -> dict[str, int]:
+        """Device type -> its replicas, in the order of their ranks."""
+        second = {self.second_device_type: self.second_replicas} if self.second_device_type else {}
+        return {self.device_type: self.num_replicas - self.second_replicas, **second}
+
+    @property
+    def parts(self) -> tuple[Stage, ...]:
+        """The replicas of each device type as a stage of their own."""
+        return tuple(self.on({name: number}) for name, number in self.replicas_by_type.items())
+
+    def on(self, replicas_by_type: Mapping[str, int]) -> Stage:
+        """Return the stage on one or two device types with so many replicas each, which take equal shares.
+
+        Example:
+            >>> Stage(0, 0, "gpu-t4", 1).on({"gpu-t4": 2, "cpu-c7i": 12}).units
+            '2 x gpu-t4 + 12 x cpu-c7i'
+        """
+        (first, _), *second = ((name, number) for name, number in replicas_by_type.items() if number)
+        total = sum(replicas_by_type.values())
+        return Stage(self.first_layer, self.last_layer, first, total, *(second[0] if second else ()))
+
+    @property
+    def device_types(self) -> str:
+        """Both device types for people, such as "gpu-t4 + cpu-c7i"."""
+        return " + ".join(self.replicas_by_type)
+
+    @property
+    def units(self) -> str:
+        """Units of both device types for people, such as "2 x gpu-t4 + 12 x cpu-c7i"."""
+        return " + ".join(f"{count} x {name}" for name, count in self.replicas_by_type.items())
 
     @property
     def replica_shares(self) -> tuple[int, ...]:
@@ -125,7 +171,8 @@ def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, .
 
     Every stage keeps at least one replica, also where there are more stages than cores. The cores left over go one
     by one to the stage that is furthest below its share: the one with the largest num_replicas / (replicas in the
-    dry run + 1), the first of equals; no stage gets more than it has in the plan.
+    dry run + 1), the first of equals; no stage gets more than it has in the plan. A stage of two device types has one
+    on each as soon as it has two.
 
     Example:
         >>> planned = [Stage(0, 0, "cpu-c7i", 40), Stage(1, 1, "cpu-r6in", 10), Stage(2, 3, "gpu-t4", 2)]
@@ -139,5 +186,11 @@ def dry_run_stages(stages: Sequence[Stage], *, num_cores: int) -> tuple[Stage, .
             for stage, given in zip(stages, replicas, strict=True)
         ]
         replicas[shares.index(max(shares))] += 1
-    counts = zip(stages, replicas, strict=True)
-    return tuple(replace(stage, num_replicas=count, shares=()) for stage, count in counts)
+    return tuple(_with_replicas(stage, count) for stage, count in zip(stages, replicas, strict=True))
+
+
+def _with_replicas(stage: Stage, num_replicas: int) -> Stage:
+    """Return a stage with fewer replicas: of two device types about in proportion, at least one on the first."""
+    second = -(-num_replicas * stage.second_replicas // stage.num_replicas)
+    second = min(second, num_replicas - 1)
+    return stage.on({stage.device_type: num_replicas - second, stage.second_device_type: second})

@@ -150,7 +150,7 @@ def cheapest_region(searches: Mapping[str, Search], planning_time: PlanningTime)
     best = min(costs_usd, key=costs_usd.__getitem__)
     why = "" if len(searches) == 1 else f"{best}, the cheapest of {len(searches)}"
     stages, best_usd = found[best][2].chosen.plan.stages, costs_usd.pop(best)
-    used = {stage.device_type for stage in stages}
+    used = {name for stage in stages for name in stage.replicas_by_type}
     for region, problems in left_out.items():
         same = [evaluate(each, stages).cost_usd for each in problems if used <= each.device_types.keys()]
         costs_usd |= {f"{region} with the same machines": min(same)} if same else {}

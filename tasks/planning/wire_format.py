@@ -64,4 +64,5 @@ def _slowest_link_bytes_per_s(problem: SchedulingProblem, searches: Searches) ->
     if sum(stage.num_replicas for stage in stages) == 1:
         return None
     # A problem counts both directions.
-    return min(problem.device_types[stage.device_type].bandwidth_bytes_per_s for stage in stages) / 2
+    names = {name for stage in stages for name in stage.replicas_by_type}
+    return min(problem.device_types[name].bandwidth_bytes_per_s for name in names) / 2

@@ -34,9 +34,12 @@ def run_settings(
     return {
         "method": method,
         "model": model,
-        "device_types": " | ".join(stage.device_type for stage in stages),
+        "device_types": " | ".join(stage.device_types for stage in stages),
         "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
-        "market": " | ".join(get_device_type(stage.device_type).market for stage in stages),
+        "market": " | ".join(
+            " + ".join(dict.fromkeys(get_device_type(name).market for name in stage.replicas_by_type))
+            for stage in stages
+        ),
         "batch_size": str(batch_size),
         "seed": str(seed),
     }

@@ -88,9 +88,7 @@ class PlanReport:
     @property
     def name_with_plan(self) -> str:
         """The same with the plan, such as "2026-11-20 ctrdnn exact 4 x cpu-c7i + 1 x gpu-t4"."""
-        stages = " + ".join(
-            f"{stage.num_replicas} x {stage.device_type}" for stage in self.chosen.plan.stages
-        )
+        stages = " + ".join(stage.units for stage in self.chosen.plan.stages)
         return f"{self.name} {stages}"
 
     @property
@@ -388,7 +386,7 @@ def _explanation_metrics(explanation: PlanExplanation) -> dict[str, float | None
 
 def plan_summary(plan: SchedulingPlan) -> str:
     """Return a plan in one line."""
-    stages = ", ".join(f"{stage.num_replicas} x {stage.device_type}" for stage in plan.stages)
+    stages = ", ".join(stage.units for stage in plan.stages)
     gap = "optimal" if plan.optimality_gap == 0 else _gap_at_most(plan)
     return f"{plan.scheduler}: {stages}; {plan.throughput_samples_per_s:,.0f} samples/s, {gap}"
 

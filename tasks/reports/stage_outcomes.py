@@ -62,7 +62,7 @@ def stage_outcomes(
         outcomes.append(
             StageOutcome(
                 index=index,
-                device_type=stage.device_type,
+                device_type=stage.device_types,
                 num_replicas=stage.num_replicas,
                 predicted_seconds=seconds,
                 measured_seconds=None

@@ -37,7 +37,7 @@ def stages_table(report: PlanReport) -> Table:
             [
                 index,
                 _layers_of(problem, part),
-                f"{' + '.join(machines)} ({part.stage.num_replicas} x {part.stage.device_type})",
+                f"{' + '.join(machines)} ({part.stage.units})",
                 part.price_usd_per_hour,
                 part.seconds * MS_PER_S,
                 *_trained_cells(report, index, planned_idle=max(0.0, 1 - part.seconds / step_seconds)),

@@ -99,12 +99,12 @@ class Fleet:
         if all(node.market is Market.SPOT for node in kept):
             raise ProvisioningError("workers must meet at a machine on-demand, but all that stay are on spot")
         plan, *fallback_plans = [plan.only([node.node_id for node in kept]) for plan in self.plans]
-        stages = zip(self.bought.launch_stages, plan.replicas, strict=True)
+        stages = enumerate(self.bought.launch_stages)
         bought = replace(
             self.bought,
             launch_plan=plan,
             fallback_plans=tuple(fallback_plans),
-            launch_stages=tuple(replace(stage, num_replicas=count) for stage, count in stages),
+            launch_stages=tuple(stage.on(plan.replicas_of(index)) for index, stage in stages),
         )
         return Fleet(replace(self.cluster, nodes=kept), bought)
 

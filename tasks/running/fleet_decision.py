@@ -203,7 +203,7 @@ def _with_plan(rest: Rest, present: Fleet, *, without: Collection[str]) -> _Opti
     total = problem.num_samples * problem.num_epochs
     problem = replace(problem, throughput_floor_samples_per_s=total * (1 + problem.pause_share) / training_s)
     stages = present.bought.launch_stages
-    known = stages if all(stage.device_type in problem.device_types for stage in stages) else ()
+    known = stages if all(stage.replicas_by_type.keys() <= left for stage in stages) else ()
     try:
         optimum = find_optimum(problem, seconds=_REPLAN_SECONDS, known=known)
     except InfeasiblePlanError as error:

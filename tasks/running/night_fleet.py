@@ -53,7 +53,7 @@ def replan_without(run: FleetRun, bought: Provisioning, problem: InsufficientCap
     Raises:
         InsufficientCapacityError: No other device types are left.
     """
-    tried = {get_device_type(stage.device_type) for stage in bought.launch_stages}
+    tried = {get_device_type(name) for stage in bought.launch_stages for name in stage.replicas_by_type}
     without = frozenset(hardware.in_market(market).name for hardware in tried for market in Market)
     if not set(run.problem.device_types) - without:
         raise problem

@@ -16,7 +16,7 @@ import numpy as np
 from heterps_core.errors import ConfigurationError
 from heterps_core.planning.cost_model.disk_sweep import Sweep
 from heterps_core.planning.cost_model.instance_cover import InstanceCover
-from heterps_core.planning.cost_model.run_tables import plan_table
+from heterps_core.planning.cost_model.mixed_stage import PlanParts
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
@@ -46,8 +46,14 @@ class StageEvaluation:
     price_usd_per_hour: float
     """Of its machines and of disks that are bought for it."""
 
+    second_usd_per_hour: float = 0.0
+    """The part of it for machines of the second device type."""
+
     drained_seconds: float = 0.0
     """DT, the least time of a step that fills and drains around this stage; 0 where updates are delayed."""
+
+    rows: tuple[int, ...] = ()
+    """Of a micro-batch, those of each replica of both device types; the slower of these has the times above."""
 
     reading_seconds: float = 0.0
     """IT, the time of the core that reads the rows beside a card."""
@@ -63,6 +69,12 @@ class StageEvaluation:
 
     start_seconds: float = 0.0
     """What it takes in a run, over the common start-up, to be ready and to write its tables at the end."""
+
+    @property
+    def usd_per_hour_by_type(self) -> dict[str, float]:
+        """Device type -> its part of the price."""
+        first = self.price_usd_per_hour - self.second_usd_per_hour
+        return dict(zip(self.stage.replicas_by_type, (first, self.second_usd_per_hour), strict=False))
 
     @property
     def seconds(self) -> float:
@@ -170,11 +182,20 @@ def evaluate(
     num_microbatches = num_microbatches or num_microbatches_of(problem, len(stages))
     parts = _evaluate_stages(problem, stages, num_microbatches=num_microbatches)
     # Where all stages are on spot, one of them has a machine on-demand: the stage for which that adds least.
-    added_usd = [_on_demand_usd_per_hour(problem, stage) for stage in stages]
-    steady = added_usd.index(min(added_usd))
-    on_demand_usd = added_usd[steady] if math.isfinite(added_usd[steady]) else 0.0
-    price = parts[steady].price_usd_per_hour + on_demand_usd
-    parts[steady] = replace(parts[steady], price_usd_per_hour=price)
+    added_usd = {
+        (index, part.device_type): _on_demand_usd_per_hour(problem, part)
+        for index, stage in enumerate(stages)
+        for part in stage.parts
+    }
+    steady, name = min(added_usd, key=added_usd.__getitem__)
+    on_demand_usd = added if math.isfinite(added := added_usd[steady, name]) else 0.0
+    part = parts[steady]
+    parts[steady] = replace(
+        part,
+        price_usd_per_hour=part.price_usd_per_hour + on_demand_usd,
+        second_usd_per_hour=part.second_usd_per_hour
+        + on_demand_usd * (name == part.stage.second_device_type),
+    )
     slowest_seconds = max(part.seconds for part in parts)
     if problem.step_model is StepModel.TRAINER and (problem.drains or len(stages) > 1):
         load = pipeline_load(problem, stages, num_microbatches=num_microbatches)
@@ -195,8 +216,9 @@ def evaluate(
 
 def _interruptions_per_hour(problem: SchedulingProblem, stages: Sequence[Stage]) -> float:
     return sum(
-        problem.device_types[stage.device_type].interruptions_per_hour * stage.num_replicas
+        problem.device_types[part.device_type].interruptions_per_hour * part.num_replicas
         for stage in stages
+        for part in stage.parts
     )
 
 
@@ -209,15 +231,17 @@ def _cost_lines(
 ) -> tuple[CostLine, ...]:
     """Return the bill; the lines add up to the objective of `objective.py`."""
     extra = problem.extra_costs
-    units = [problem.device_types[part.stage.device_type] for part in parts]
-    replicas = [part.stage.num_replicas for part in parts]
     run_hours = run_seconds / SECONDS_PER_HOUR
     later_seconds = max(part.start_seconds for part in parts)
     overhead_hours = (extra.startup_seconds + extra.teardown_seconds + later_seconds) / SECONDS_PER_HOUR
     disks_usd = sum(part.sweep.usd_per_hour for part in parts if part.sweep is not None)
     price = extra.machine_usd_per_hour + sum(part.price_usd_per_hour for part in parts)
     unit_price = extra.machine_usd_per_hour
-    unit_price += sum(unit.price_usd_per_hour * count for unit, count in zip(units, replicas, strict=True))
+    unit_price += sum(
+        problem.device_types[name].price_usd_per_hour * count
+        for part in parts
+        for name, count in part.stage.replicas_by_type.items()
+    )
     reserved_usd = sum(part.reserved_usd_per_hour for part in parts)
     whole_usd = price + reserved_usd - on_demand_usd_per_hour - unit_price - disks_usd
     storage_usd = (run_hours + overhead_hours) * extra.storage_usd_per_hour
@@ -245,49 +269,60 @@ def _evaluate_stages(
     """Return time, memory and price of each stage.
 
     Raises:
-        ConfigurationError: The problem has no such device type.
+        ConfigurationError: The problem has no such device type, or stages of one alone.
     """
     for stage in stages:
-        if stage.device_type not in problem.device_types:
-            known = ", ".join(problem.device_types)
+        for name in stage.replicas_by_type:
+            if name not in problem.device_types:
+                known = ", ".join(problem.device_types)
+                raise ConfigurationError(f"unknown device type {name!r} in a plan; known are: {known}")
+        if stage.second_device_type and not problem.mixes_device_types:
             raise ConfigurationError(
-                f"unknown device type {stage.device_type!r} in a plan; known are: {known}"
+                f"stages of two device types must be allowed by the problem's mixes_device_types, "
+                f"got {stage.units} for layers {stage.first_layer}..{stage.last_layer}; plan again"
             )
-    table = plan_table(problem, stages, num_microbatches=num_microbatches)
-    replicas = np.array([float(stage.num_replicas) for stage in stages])
-    fewest_replicas = table.fewest_replicas.tolist()
-    starts = (table.start_seconds(replicas) * problem.num_steps * (1 + problem.pause_share)).tolist()
+    of_types = PlanParts.of(problem, stages, num_microbatches=num_microbatches)
+    table, is_shared = of_types.table, of_types.in_stage > 0
+    fewest_replicas, replicas = table.fewest_replicas, of_types.replicas
+    in_all = np.maximum(of_types.in_stage, replicas)
+    starts = table.start_seconds(in_all) * problem.num_steps * (1 + problem.pause_share)
     [shares] = table.reserved.shares(table.type_indices, replicas[None]).tolist()
-    table, sweeps = table.sweeping(replicas, problem.hot_shares)
-    seconds = np.stack(np.broadcast_arrays(*table.terms(table.pacing(replicas))), axis=1)
-    return [
-        StageEvaluation(
-            stage=stage,
-            compute_seconds=compute,
-            communication_seconds=exchange + across + gradient_sum,
-            exchange_seconds=exchange,
-            drained_seconds=drained,
-            reading_seconds=reading,
-            memory_bytes=_memory_bytes(problem, stage, sweep),
-            price_usd_per_hour=bought + (0.0 if sweep is None else sweep.usd_per_hour),
-            reserved_usd_per_hour=_price_usd_per_hour(unit, stage.num_replicas) - bought,
-            sweep=sweep and sweep._replace(disk_name=unit.disk_name),
-            fewest_replicas=fewest,
-            start_seconds=start,
-        )
-        for stage, (
-            compute,
-            exchange,
-            across,
-            gradient_sum,
-            drained,
-            reading,
-        ), sweep, fewest, share, start in zip(
-            stages, seconds.tolist(), sweeps, fewest_replicas, shares, starts, strict=True
-        )
-        for unit in (problem.device_types[stage.device_type],)
-        for bought in (_price_usd_per_hour(unit, stage.num_replicas, reserved=share),)
+    # Replicas of two device types keep no rows of tables on disk.
+    table, sweeps = table.sweeping(np.where(is_shared, np.inf, replicas), problem.hot_shares)
+    terms = of_types.terms(table, table.pacing(replicas))
+    seconds = np.stack(np.broadcast_arrays(*terms), axis=1)
+    units = [problem.device_types[part.device_type] for part in of_types.parts]
+    full_prices = [
+        _price_usd_per_hour(*each) for each in zip(units, replicas.astype(int).tolist(), strict=True)
     ]
+    prices = [
+        _price_usd_per_hour(unit, part.num_replicas, reserved=share)
+        for unit, part, share in zip(units, of_types.parts, shares, strict=True)
+    ]
+    evaluated = []
+    for stage, span, slowest in zip(stages, of_types.spans, of_types.slowest(terms.total), strict=True):
+        compute, exchange, across, gradient_sum, drained, reading = seconds[slowest].tolist()
+        sweep = sweeps[slowest]
+        bought = sum(prices[span])
+        evaluated.append(
+            StageEvaluation(
+                stage=stage,
+                compute_seconds=compute,
+                communication_seconds=exchange + across + gradient_sum,
+                exchange_seconds=exchange,
+                drained_seconds=drained,
+                rows=tuple(of_types.rows[span].tolist()) if is_shared[slowest] else (),
+                reading_seconds=reading,
+                memory_bytes=_memory_bytes(problem, stage, sweep),
+                price_usd_per_hour=bought + (0.0 if sweep is None else sweep.usd_per_hour),
+                second_usd_per_hour=sum(prices[span][1:]),
+                reserved_usd_per_hour=sum(full_prices[span]) - bought,
+                sweep=sweep and sweep._replace(disk_name=units[slowest].disk_name),
+                fewest_replicas=float(fewest_replicas[span].max()),
+                start_seconds=float(starts[span].max()),
+            )
+        )
+    return evaluated
 
 
 def _memory_bytes(problem: SchedulingProblem, stage: Stage, sweep: Sweep | None) -> float:
@@ -338,15 +373,17 @@ def _violations(
         yield Violation("throughput floor", "the pipeline", floor, reached, "samples/s")
     used = dict.fromkeys(problem.device_types, 0)
     for part in parts:
-        stage, unit = part.stage, problem.device_types[part.stage.device_type]
-        used[stage.device_type] += -(-stage.num_replicas // unit.machine_units) * unit.machine_units
-        if not is_within(part.memory_bytes, limit := unit.usable_bytes):
-            where = f"layers {stage.first_layer}..{stage.last_layer} on {stage.device_type}"
-            yield Violation("memory", where, limit, part.memory_bytes, "bytes")
+        for name, count in part.stage.replicas_by_type.items():
+            unit = problem.device_types[name]
+            used[name] += -(-count // unit.machine_units) * unit.machine_units
+            if not is_within(part.memory_bytes, limit := unit.usable_bytes):
+                where = f"layers {part.stage.first_layer}..{part.stage.last_layer} on {name}"
+                yield Violation("memory", where, limit, part.memory_bytes, "bytes")
     for name, num_units in used.items():
         if num_units > problem.device_types[name].max_units:
             yield Violation("units cap", name, problem.device_types[name].max_units, num_units, "units")
-    if all(problem.device_types[part.stage.device_type].is_all_on_spot for part in parts):
+    names = {name for part in parts for name in part.stage.replicas_by_type}
+    if all(problem.device_types[name].is_all_on_spot for name in names):
         yield Violation("on-demand machine", "the plan", 1, 0, "machines")
     num_rows = problem.batch_size // num_microbatches
     for stage in (part.stage for part in parts if problem.step_model is StepModel.TRAINER):

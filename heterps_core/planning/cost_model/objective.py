@@ -90,6 +90,25 @@ class Objective:
         stretched = stage_seconds * self.stretch(interruptions_per_hour) + self.extra_seconds + start_seconds
         return stretched * (usd_per_hour + self.extra_usd_per_hour)
 
+    def most_interruptions_of_better(
+        self, least_seconds: float, least_hourly: float, product: float
+    ) -> float:
+        """Return interruptions per hour that no plan of less than a product exceeds; -1 where there is none."""
+
+        def is_better(interruptions: float) -> bool:
+            stretched = least_seconds * self.stretch(interruptions) + self.extra_seconds
+            return bool(stretched * least_hourly <= product)
+
+        least, most = 0.0, self.most_interruptions_per_hour
+        if not is_better(least):
+            return -1.0
+        if is_better(most):
+            return most
+        for _ in range(40):
+            middle = (least + most) / 2
+            least, most = (middle, most) if is_better(middle) else (least, middle)
+        return most
+
     def cost_usd(self, product: Any) -> Any:
         """Return the bill of a run."""
         return product * self.usd_per_product + self.fixed_usd

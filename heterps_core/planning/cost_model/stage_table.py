@@ -129,8 +129,12 @@ class StageTable:
             return num_replicas
         return np.asarray(pacing_replicas(self.trainer.microbatch_rows, num_replicas))
 
-    def terms(self, num_replicas: Floats) -> StageSeconds:
-        """Return the terms of ET(k) where memory holds all rows, elementwise."""
+    def terms(self, num_replicas: Floats, in_stage: Floats | None = None) -> StageSeconds:
+        """Return the terms of ET(k) where memory holds all rows, elementwise.
+
+        Args:
+            in_stage: Replicas of a stage of two device types, of which each of these has 1/k of the rows.
+        """
         across = replicated_seconds(
             self.communication_seconds, self.communication_parallel_fraction, num_replicas
         )
@@ -142,13 +146,14 @@ class StageTable:
         compute = replicated_seconds(self.compute_seconds, self.compute_parallel_fraction, num_replicas)
         if self.trainer is None:
             return StageSeconds(compute, 0.0, across, 0.0, 0.0, 0.0)
+        in_stage = num_replicas if in_stage is None else in_stage
         compute = compute + self.trainer.boundary_seconds(num_replicas)
         return StageSeconds(
             compute,
-            self.trainer.exchange_seconds(num_replicas),
+            self.trainer.exchange_seconds(num_replicas, in_stage),
             across,
-            self.trainer.gradient_sum_seconds(num_replicas),
-            self.trainer.drained_seconds(compute, num_replicas),
+            self.trainer.gradient_sum_seconds(in_stage),
+            self.trainer.drained_seconds(compute, num_replicas, in_stage),
             self.trainer.reading_seconds / num_replicas,
         )
 

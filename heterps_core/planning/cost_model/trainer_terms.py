@@ -72,26 +72,25 @@ class TrainerTerms:
     drained_paths: tuple[DrainedPath, ...] = ()
     """Empty where updates are delayed."""
 
-    def exchange_seconds(self, num_replicas: Floats) -> Floats:
-        """Return XT(k), elementwise."""
-        crossing = self._crossing(num_replicas) * (self.fixed_seconds + self.shared_seconds / num_replicas)
-        work = (
-            self.meeting_seconds + self.peer_seconds * (num_replicas - 1) + self.work_seconds / num_replicas
-        )
-        exchanges = True if self.single_replica_communicates else num_replicas > 1
+    def exchange_seconds(self, num_replicas: Floats, in_stage: Floats) -> Floats:
+        """Return XT(k) of replicas among so many in a stage, elementwise."""
+        crossing = self._crossing(in_stage) * (self.fixed_seconds + self.shared_seconds / num_replicas)
+        work = self.meeting_seconds + self.peer_seconds * (in_stage - 1) + self.work_seconds / num_replicas
+        exchanges = True if self.single_replica_communicates else in_stage > 1
         return np.asarray(crossing + work * exchanges)
 
     def boundary_seconds(self, num_replicas: Floats) -> Floats:
         """Return the processor time that boundaries and reading after the first stage add to CT(k), elementwise."""
         return self.boundary_fixed_seconds + self.boundary_shared_seconds / num_replicas
 
-    def gradient_sum_seconds(self, num_replicas: Floats) -> Floats:
+    def gradient_sum_seconds(self, in_stage: Floats) -> Floats:
         """Return AT(k), elementwise."""
-        return np.asarray(self._crossing(num_replicas) * self.sum_seconds)
+        return np.asarray(self._crossing(in_stage) * self.sum_seconds)
 
-    def drained_seconds(self, compute: Floats, num_replicas: Floats) -> Floats | float:
+    def drained_seconds(self, compute: Floats, num_replicas: Floats, in_stage: Floats) -> Floats | float:
         """Return DT(k), the least time of a step that fills and drains around a stage, elementwise; 0 without."""
-        exchange, summed = self.exchange_seconds(num_replicas), self.gradient_sum_seconds(num_replicas)
+        exchange = self.exchange_seconds(num_replicas, in_stage)
+        summed = self.gradient_sum_seconds(in_stage)
         longest: Floats | float = 0.0
         for path in self.drained_paths:
             own = path.exchange_share * exchange + path.compute_share * compute

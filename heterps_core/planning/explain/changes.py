@@ -81,7 +81,7 @@ class PriceOfThroughput:
 
 def next_price_flip(problem: SchedulingProblem, stages: Sequence[Stage]) -> PriceFlip | None:
     """Return the flip by the least relative change of one device type's price; None where none is near enough."""
-    used = dict.fromkeys(stage.device_type for stage in stages)
+    used = dict.fromkeys(name for stage in stages for name in stage.replicas_by_type)
     waiting, others = list(used), [name for name in problem.device_types if name not in used]
     nearest = MOST_FACTOR
     found = None
@@ -122,7 +122,7 @@ def _that_may_flip(
     found = cheapest_plan(changed) if others else None
     if found is None or found.cost_usd >= evaluate(problem, stages).cost_usd * (1 - SAME_COST):
         return []
-    return [name for name in others if name in {stage.device_type for stage in found.stages}]
+    return [name for name in others if any(name in stage.replicas_by_type for stage in found.stages)]
 
 
 def price_of_floor(problem: SchedulingProblem, cost_usd: float) -> FloorPrice | None:

@@ -157,7 +157,7 @@ def explain_plan(
         roles=find_roles(problem, evaluation),
         floor_price=price_of_floor(problem, cost_usd),
         ten_percent_more=more,
-        spreads=_spreads(problem, dict.fromkeys(stage.device_type for stage in stages)),
+        spreads=_spreads(problem, dict.fromkeys(name for stage in stages for name in stage.replicas_by_type)),
         runner_up=find_runner_up(problem, stages, cost_usd) if is_full else None,
         price_flips=() if flip is None else (flip,),
         reading_limit=_reading_limit(problem, evaluation.bottleneck),
@@ -172,8 +172,8 @@ def _reading_limit(problem: SchedulingProblem, part: StageEvaluation) -> str:
         return ""
     stage, rows_per_s = part.stage, problem.batch_size / part.reading_seconds / part.stage.num_replicas
     return (
-        f"limits layers {stage.first_layer}..{stage.last_layer} on {stage.device_type}: the core that reads for each "
-        f"worker reaches {rows_per_s:,.0f} rows/s"
+        f"limits layers {stage.first_layer}..{stage.last_layer} on {stage.device_types}: the core that reads for "
+        f"each worker reaches {rows_per_s:,.0f} rows/s"
     )
 
 

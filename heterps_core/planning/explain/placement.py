@@ -27,14 +27,14 @@ class Move:
 
 
 def device_type_of_layers(stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Return the device type of each layer.
+    """Return the device type of each layer, or both of them in one text.
 
     Example:
         >>> device_type_of_layers([Stage(0, 1, "cpu", 4), Stage(2, 2, "gpu", 1)])
         ('cpu', 'cpu', 'gpu')
     """
     return tuple(
-        stage.device_type for stage in stages for _ in range(stage.first_layer, stage.last_layer + 1)
+        stage.device_types for stage in stages for _ in range(stage.first_layer, stage.last_layer + 1)
     )
 
 
@@ -96,13 +96,12 @@ def plan_text(stages: Sequence[Stage]) -> str:
         'layer 0 on 31 x cpu, layers 1..7 on 2 x gpu'
     """
     if len(stages) == 1:
-        return f"all on {stages[0].num_replicas} x {stages[0].device_type}"
+        return f"all on {stages[0].units}"
     if len(stages) <= MAX_STAGES_IN_WORDS:
         return ", ".join(
-            f"{layers_text([(stage.first_layer, stage.last_layer)])} on {stage.num_replicas} x {stage.device_type}"
-            for stage in stages
+            f"{layers_text([(stage.first_layer, stage.last_layer)])} on {stage.units}" for stage in stages
         )
     units: Counter[str] = Counter()
     for stage in stages:
-        units[stage.device_type] += stage.num_replicas
+        units.update(stage.replicas_by_type)
     return f"{' + '.join(f'{count} x {name}' for name, count in units.items())} in {len(stages)} stages"

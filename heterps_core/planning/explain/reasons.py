@@ -70,7 +70,8 @@ def find_roles(problem: SchedulingProblem, evaluation: PlanEvaluation) -> tuple[
     """Return what each device type of a plan does, in the order of the chain."""
     parts: dict[str, list[StageEvaluation]] = {}
     for part in evaluation.stages:
-        parts.setdefault(part.stage.device_type, []).append(part)
+        for name in part.stage.replicas_by_type:
+            parts.setdefault(name, []).append(part)
     return tuple(_role(problem, evaluation, name, mine) for name, mine in parts.items())
 
 
@@ -113,7 +114,7 @@ def find_nearest(
     Where no plan does without one, it is left out. A search for each.
     """
     found = []
-    for hardware in {hardware_of(stage.device_type) for stage in stages}:
+    for hardware in {hardware_of(name) for stage in stages for name in stage.replicas_by_type}:
         others = [name for name in problem.device_types if hardware_of(name) != hardware]
         optimum = cheapest_plan(problem.of_types(others)) if others else None
         if optimum is not None:
@@ -135,10 +136,12 @@ def _role(
     return TypeRole(
         device_type=name,
         runs=tuple((part.stage.first_layer, part.stage.last_layer) for part in parts),
-        num_units=sum(part.stage.num_replicas for part in parts),
+        num_units=sum(part.stage.replicas_by_type[name] for part in parts),
         state_bytes=sum(problem.layers[index].state_bytes for index in layers),
         price_share=ratio(
-            sum(part.price_usd_per_hour for part in parts), evaluation.price_usd_per_hour, otherwise=0.0
+            sum(part.usd_per_hour_by_type[name] for part in parts),
+            evaluation.price_usd_per_hour,
+            otherwise=0.0,
         ),
         next_type=next_type,
         next_cost_ratio=work_usd[next_type] / work_usd[name] if is_comparable else 0.0,

@@ -258,6 +258,9 @@ class SchedulingProblem(JsonDocument):
     drains: bool = False
     """By the trainer's step: updates are not delayed, so a pipeline fills and drains in each step."""
 
+    mixes_device_types: bool = False
+    """Whether a stage may have replicas on two device types, by the trainer's step with delayed updates alone."""
+
     pause_share: NotNegative = 0.0
     """What checkpoints and the evaluation after the last step add to the time of all steps, as a share of it."""
 
@@ -297,6 +300,11 @@ class SchedulingProblem(JsonDocument):
                 "layers", "at least one layer must have positive compute_seconds on every device type"
             )
         _check_size(len(self.layers), len(self.device_types))
+        if self.mixes_device_types and (self.drains or self.step_model is not StepModel.TRAINER):
+            raise MalformedDocumentError(
+                "mixes_device_types",
+                "needs step_model trainer without drains; leave it out, or delay updates",
+            )
         if all(unit.is_all_on_spot for unit in self.device_types.values()):
             raise MalformedDocumentError(
                 "device_types",

@@ -6,6 +6,7 @@ alternatives; after it comes the next zone; after the zones the same plan on-dem
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -29,7 +30,8 @@ def launch_attempts(stages: Sequence[Stage], offers: Iterable[InstanceOffer]) ->
     """
     offers = tuple(offers)
     by_zone = instances_by_zone(stages, offers)[:MAX_ZONES]
-    if not any(get_device_type(stage.device_type).market is Market.SPOT for stage in stages):
+    names = [name for stage in stages for name in stage.replicas_by_type]
+    if not any(get_device_type(name).market is Market.SPOT for name in names):
         return by_zone
     return (*by_zone, *_on_demand_in(by_zone, stages, offers))
 
@@ -38,10 +40,19 @@ def _on_demand_in(
     plans: Sequence[ProvisioningPlan], stages: Sequence[Stage], offers: Sequence[InstanceOffer]
 ) -> tuple[ProvisioningPlan, ...]:
     """Return what is bought on-demand in the zones of some plans, without those that do not sell all of it."""
-    steady = [
-        replace(stage, device_type=get_device_type(stage.device_type).in_market(Market.ON_DEMAND).name)
-        for stage in stages
-    ]
+
+    def steady_name(name: str) -> str:
+        return get_device_type(name).in_market(Market.ON_DEMAND).name
+
+    steady, planned = [], []
+    for stage in stages:
+        names: dict[str, str] = {}
+        counts = Counter[str]()
+        for name, number in stage.replicas_by_type.items():
+            names.setdefault(steady_name(name), name)
+            counts[steady_name(name)] += number
+        planned.append(names)
+        steady.append(stage.on(counts))
     on_demand = [offer for offer in offers if offer.market is Market.ON_DEMAND]
     found = []
     for plan in plans:
@@ -51,6 +62,8 @@ def _on_demand_in(
         except ProvisioningError:
             continue
         # The job knows its stages by the names that they were planned with.
-        groups = tuple(replace(group, device_type=stages[group.stage].device_type) for group in bought.groups)
+        groups = tuple(
+            replace(group, device_type=planned[group.stage][group.device_type]) for group in bought.groups
+        )
         found.append(replace(bought, groups=groups))
     return tuple(found)

@@ -223,7 +223,9 @@ def _equal_offers(
 
 def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) -> ProvisioningPlan:
     prices = unit_prices(offers)
-    covers = _with_reserved([_StageCover.of(stage, offers) for stage in stages], offers)
+    # A stage of two device types has two parts, which are bought like stages.
+    parts = [(index, part) for index, stage in enumerate(stages) for part in stage.parts]
+    covers = _with_reserved([_StageCover.of(part, offers) for _, part in parts], offers)
     added = [cover.on_demand_usd_per_hour for cover in covers]
     steady = added.index(min(added))
     if math.isinf(added[steady]):
@@ -236,7 +238,7 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
         )
     groups = tuple(
         InstanceGroup(
-            stage=index,
+            stage=parts[index][0],
             device_type=cover.stage.device_type,
             offer=option.offer,
             count=count,
@@ -250,8 +252,9 @@ def _choose_in_zone(stages: Sequence[Stage], offers: Sequence[InstanceOffer]) ->
     )
     return ProvisioningPlan(
         replicas=tuple(stage.num_replicas for stage in stages),
+        second_replicas=tuple(stage.second_replicas for stage in stages),
         groups=groups,
-        planned_price_usd_per_hour=sum(stage.num_replicas * prices[stage.device_type] for stage in stages),
+        planned_price_usd_per_hour=sum(part.num_replicas * prices[part.device_type] for _, part in parts),
         rendezvous_usd_per_hour=added[steady],
     )
 

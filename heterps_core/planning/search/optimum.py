@@ -28,8 +28,9 @@ from heterps_core.planning.provisioning.stage_time_search import (
     least_stage_seconds,
 )
 from heterps_core.planning.search.capped.best_plan import ABOVE_FLOOR, MOST_FLOORS
-from heterps_core.planning.search.capped.capped_search import CappedSearch
+from heterps_core.planning.search.capped.capped_search import NO_PLAN, CappedSearch, CheapestPlan
 from heterps_core.planning.search.capped.feasibility import FeasibilitySearch, stage_time_range
+from heterps_core.planning.search.capped.mixed_search import MixedSearch
 from heterps_core.plans.scheduling_plan import Stage
 
 MAX_SECONDS = 60.0
@@ -102,13 +103,24 @@ def _proven(
     propose: Callable[[], Sequence[Stage] | None] | None = None,
 ) -> tuple[tuple[Stage, ...], float, bool]:
     """Return the plan of least cost by the formula, the bound in USD, and whether the plan meets it."""
-    found = CappedSearch(problem, known=known, deadline=deadline, propose=propose).run()
+    found = _cheapest(problem, deadline, known, propose)
     if found.stages is None:
         is_infeasible = math.isinf(found.lower_bound)
         raise _explain_infeasibility(problem, deadline=deadline) if is_infeasible else _nothing_met(problem)
     # A bound that misses the optimum by rounding alone is the optimum.
     is_proven = found.lower_bound >= found.product * (1 - COMPARISON_TOLERANCE)
     return found.stages, float(objective_of(problem).cost_usd(found.lower_bound)), is_proven
+
+
+def _cheapest(
+    problem: SchedulingProblem,
+    deadline: float,
+    known: Sequence[Stage] = (),
+    propose: Callable[[], Sequence[Stage] | None] | None = None,
+) -> CheapestPlan:
+    """Return the plan of least cost by the formula and the bound; stages of two device types come last."""
+    found = CappedSearch(problem, known=known, deadline=deadline, propose=propose).run()
+    return MixedSearch(problem, found, deadline=deadline).run() if problem.mixes_device_types else found
 
 
 def _judged(
@@ -131,7 +143,7 @@ def _judged(
         missed = problem.throughput_floor_samples_per_s / evaluation.throughput_samples_per_s
         higher = asked.throughput_floor_samples_per_s * missed * (1 + ABOVE_FLOOR)
         asked = replace(asked, throughput_floor_samples_per_s=higher)
-        stages = CappedSearch(asked, deadline=deadline).run().stages
+        stages = _cheapest(asked, deadline).stages
         if stages is None:
             break
     raise InfeasiblePlanError(
@@ -162,6 +174,14 @@ def highest_throughput(problem: SchedulingProblem, *, deadline: float | None = N
             high_seconds=high_seconds,
         )
         least_seconds = min(least_seconds, found)
+    if problem.mixes_device_types:
+        anyhow = replace(problem, throughput_floor_samples_per_s=0.0)
+        search = MixedSearch(anyhow, NO_PLAN, deadline=deadline)
+        low_seconds, high_seconds = search.stage_time_range()
+        found = least_stage_seconds(
+            search.reached_within, low_seconds=low_seconds, high_seconds=min(high_seconds, least_seconds)
+        )
+        least_seconds = min(least_seconds, found)
     return problem.batch_size / least_seconds
 
 
@@ -173,7 +193,11 @@ def may_have_plan(problem: SchedulingProblem, *, seconds: float = MAX_SECONDS) -
         table = segment_table(problem, num_microbatches=group.num_microbatches)
         if _has_plan(problem, table, deadline, most_stages=group.most_stages, limit_seconds=limit_seconds):
             return True
-    return False
+    if not problem.mixes_device_types:
+        return False
+    search = MixedSearch(problem, NO_PLAN, deadline=deadline)
+    high_seconds = min(search.stage_time_range()[1], limit_seconds)
+    return math.isfinite(search.reached_within(high_seconds))
 
 
 def _explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> InfeasiblePlanError:
@@ -194,9 +218,12 @@ def _explain_infeasibility(problem: SchedulingProblem, *, deadline: float) -> In
 
 def _missed_constraint(problem: SchedulingProblem, deadline: float) -> InfeasiblePlanError:
     table = segment_table(problem)
-    if _has_plan(problem, table, deadline):
+    if _has_plan(problem, table, deadline) or problem.mixes_device_types:
         highest = highest_throughput(problem, deadline=deadline)
-        return floor_missed(problem, problem.batch_size / highest) if highest else _nothing_met(problem)
+        if highest:
+            return floor_missed(problem, problem.batch_size / highest)
+        if not problem.mixes_device_types:
+            return _nothing_met(problem)
     if _has_plan(problem, _with_scaled_caps(table, _UNLIMITED), deadline):
         factor = _least_factor(lambda scale: _has_plan(problem, _with_scaled_caps(table, scale), deadline))
         return InfeasiblePlanError(

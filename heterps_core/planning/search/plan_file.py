@@ -35,12 +35,13 @@ def load_problem_and_plan(problem_path: Path, plan_path: Path) -> tuple[Scheduli
 
 def _check_stage(path: str, stage: Stage, problem: SchedulingProblem) -> None:
     """Check what the cost model takes for granted."""
-    if stage.device_type not in problem.device_types:
-        rule = f"must be one of the problem's, {', '.join(problem.device_types)}, got {stage.device_type!r}"
-        raise MalformedDocumentError(f"{path}.device_type", rule)
+    for field, name in zip(("device_type", "second_device_type"), stage.replicas_by_type, strict=False):
+        if name not in problem.device_types:
+            rule = f"must be one of the problem's, {', '.join(problem.device_types)}, got {name!r}"
+            raise MalformedDocumentError(f"{path}.{field}", rule)
     for name, least, most in (
         ("last_layer", 0, problem.num_layers - 1),
-        ("num_replicas", 1, problem.device_types[stage.device_type].max_units),
+        ("num_replicas", 1, sum(problem.device_types[name].max_units for name in stage.replicas_by_type)),
     ):
         if (value := getattr(stage, name)) > most:
             rule = f"must be a whole number in {least}..{most}, got {value}"

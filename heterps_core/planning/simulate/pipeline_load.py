@@ -13,7 +13,7 @@ import numpy as np
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.models.model_graph import LayerKind
-from heterps_core.planning.cost_model.run_tables import plan_table
+from heterps_core.planning.cost_model.mixed_stage import PlanParts
 from heterps_core.planning.cost_model.step_model import FORWARD_SHARE, WEIGHT_GRADIENT_SHARE
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
@@ -101,21 +101,30 @@ def pipeline_load(
     drains = problem.drains or problem.step_model is StepModel.PAPERS
     if not problem.single_replica_communicates and problem.step_model is not StepModel.TRAINER:
         problem = replace(problem, step_model=StepModel.TRAINER)
-    table = plan_table(problem, stages, num_microbatches=num_microbatches)
-    replicas = np.array([float(stage.num_replicas) for stage in stages])
-    table, sweeps = table.sweeping(replicas, problem.hot_shares)
+    of_types = PlanParts.of(problem, stages, num_microbatches=num_microbatches)
+    replicas = of_types.replicas
+    table, sweeps = of_types.table.sweeping(
+        np.where(of_types.in_stage > 0, np.inf, replicas), problem.hot_shares
+    )
     # A replica with the mean number of rows; the rows of others count in the durations of their slices. All replicas
-    # exchange for as long as the one with most rows.
-    means, slowest = table.terms(replicas), table.terms(table.pacing(replicas))
+    # exchange for as long as the one with most rows. With two device types all are as slow as those of the slower.
+    means, slowest = of_types.terms(table, replicas), of_types.terms(table, table.pacing(replicas))
     seconds = np.stack(np.broadcast_arrays(*means._replace(exchange=slowest.exchange)), axis=1)
     # Twice the replicas save half of the part that grows with the rows.
-    with_rows = 2 * (means.compute - table.terms(2 * replicas).compute)
+    with_rows = 2 * (means.compute - of_types.terms(table, 2 * replicas).compute)
+    parts = of_types.slowest(slowest.total).tolist()
     return PipelineLoad(
         batch_size=problem.batch_size,
         num_microbatches=num_microbatches,
         stages=tuple(
-            _stage_load(problem, stage, terms, row_seconds, num_microbatches)
-            for stage, terms, row_seconds in zip(stages, seconds.tolist(), with_rows.tolist(), strict=True)
+            _stage_load(
+                problem,
+                stage.on({of_types.parts[part].device_type: stage.num_replicas}),
+                seconds[part].tolist(),
+                float(with_rows[part]),
+                num_microbatches,
+            )
+            for stage, part in zip(stages, parts, strict=True)
         ),
         drains=drains,
         stops_to_exchange=problem.step_model is StepModel.TRAINER,

@@ -71,7 +71,11 @@ def run_cost_usd(problem: SchedulingProblem, evaluation: PlanEvaluation, *, step
     product = objective.product(
         step_seconds,
         evaluation.price_usd_per_hour,
-        sum(rates[part.stage.device_type] * part.stage.num_replicas for part in evaluation.stages),
+        sum(
+            rates[name] * number
+            for part in evaluation.stages
+            for name, number in part.stage.replicas_by_type.items()
+        ),
         evaluation.start_seconds / (objective.usd_per_product * SECONDS_PER_HOUR),
     )
     return float(objective.cost_usd(product))
@@ -173,7 +177,7 @@ def _stage_table(simulation: PlanSimulation) -> Table:
             (
                 index,
                 f"{part.stage.first_layer}..{part.stage.last_layer}",
-                part.stage.device_type,
+                part.stage.device_types,
                 part.stage.num_replicas,
                 *map(_percent, astuple(use)),
             )

@@ -110,6 +110,9 @@ class CheapestPlan(NamedTuple):
     """No plan has a lower product; infinite where none exists."""
 
 
+NO_PLAN = CheapestPlan(None, math.inf, math.inf)
+
+
 class CappedSearch:
     """Finds the cheapest plan of a problem.
 
@@ -177,7 +180,7 @@ class CappedSearch:
                 if self._num_steps == _STEPS_WITHOUT_PLAN and self.best.stages is None:
                     rows = self._feasible_rows(high_seconds)
                     if rows is not None and not rows.size:
-                        return CheapestPlan(None, np.inf, np.inf)
+                        return NO_PLAN
                     if rows is not None:
                         self.best.offer_rows(self.bounds.columns.of_rows(rows))
                 interval = heapq.heappop(self._heap)

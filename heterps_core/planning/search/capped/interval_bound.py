@@ -268,7 +268,10 @@ class IntervalBounds:
         least_hourly = max(plans.least_hourly, price + objective.extra_usd_per_hour)
         by_interruptions = candidates.chain(candidates.interruptions)
         least = max(plans.interruptions[0], by_interruptions.cheapest_of(by_interruptions.prices)[0])
-        most = min(plans.interruptions[1], self._most_interruptions(low, least_hourly))
+        most = min(
+            plans.interruptions[1],
+            self.objective.most_interruptions_of_better(low, least_hourly, self.best.product),
+        )
         if least > most:
             return None
         if plans.least_hourly:
@@ -282,26 +285,11 @@ class IntervalBounds:
         if ascent.best is not None:
             self.best.offer_rows(chain.rows[ascent.best])
         least_hourly = max(least_hourly, ascent.lower_bound + objective.extra_usd_per_hour)
-        most = max(least, min(most, self._most_interruptions(low, least_hourly)))
+        most = max(
+            least,
+            min(most, self.objective.most_interruptions_of_better(low, least_hourly, self.best.product)),
+        )
         return LinearProduct(objective, low, least_hourly, least, most)
-
-    def _most_interruptions(self, low: float, least_hourly: float) -> float:
-        """Return interruptions per hour that no better plan exceeds."""
-        most = self.objective.most_interruptions_per_hour
-        least = 0.0
-
-        def is_better(interruptions: float) -> bool:
-            stretched = low * self.objective.stretch(interruptions) + self.objective.extra_seconds
-            return bool(stretched * least_hourly <= self.best.product)
-
-        if not is_better(0.0):
-            return -1.0
-        if is_better(most):
-            return most
-        for _ in range(40):
-            middle = (least + most) / 2
-            least, most = (middle, most) if is_better(middle) else (least, middle)
-        return most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
