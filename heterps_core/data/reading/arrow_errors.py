@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,9 +16,9 @@ ARROW_ERRORS = (pa.ArrowException, OSError, KeyError, ValueError, OverflowError)
 
 
 def one_line(error: BaseException) -> str:
-    """Return the text of an error without line breaks."""
+    """Return the text of an error without line breaks and colours."""
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    return " ".join(str(text).split())
+    return " ".join(re.sub(r"\x1b\[\d*m", "", str(text)).split())
 
 
 @contextmanager

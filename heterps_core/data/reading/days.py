@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from glob import has_magic
@@ -84,7 +84,7 @@ def parse_day(text: str) -> date:
     raise ConfigurationError(f"a day must be a date such as 2026-11-21, got {text!r}")
 
 
-def partitions_of(source: str | SourcePath | TablePath) -> dict[date, tuple[SourcePath, ...]]:
+def partitions_of(source: str | SourcePath | TablePath) -> Mapping[date, tuple[SourcePath, ...]]:
     """Return the folders or files of each day of a source, days in order; nothing where it is not cut into days.
 
     What lies in the folders is not looked at: a bucket may hold years.

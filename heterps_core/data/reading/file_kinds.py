@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
+from heterps_core.data.reading.arrow_errors import one_line
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.errors import DataError
 
@@ -99,7 +100,7 @@ def open_text(path: SourcePath) -> pa.NativeFile:
 
 def unreadable(path: SourcePath, error: Exception) -> DataError:
     """Say why reading failed: an error of the system has a text, a damaged stream has none."""
-    reason = getattr(error, "strerror", None)
+    reason = getattr(error, "strerror", None) or ("AWS Error" in str(error) and one_line(error))
     if reason:
         return DataError(path, f"cannot be read: {reason}")
     return DataError(path, f"the compressed stream is truncated or damaged ({error}); get the file again")

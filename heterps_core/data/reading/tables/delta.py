@@ -18,6 +18,11 @@ from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableF
 from heterps_core.errors import DataError
 
 
+def newest_id(table: TablePath) -> str:
+    """Return the newest version."""
+    return str(DeltaTable(table.place).version())
+
+
 def list_table(table: TablePath) -> Snapshot:
     """Return the files of a version.
 
@@ -39,9 +44,10 @@ def list_table(table: TablePath) -> Snapshot:
     masks = _kept_rows(opened)
     added = pa.table(opened.get_add_actions(flatten=True))
     names = [name for name in added.column_names if name.startswith("partition.")]
-    firsts = {name: f"min.{inner[name]}" for name in inner if f"min.{inner[name]}" in added.column_names}
+    first = f"min.{inner.get(str(table.time_column))}"
+    firsts = [first] if first in added.column_names else []
     files = []
-    for row in added.select([*names, *firsts.values(), "path"]).to_pylist():
+    for row in added.select([*names, *firsts, "path"]).to_pylist():
         uri = _uri(table.place, unquote(row["path"]))
         values = {
             name.removeprefix("partition."): None if row[name] is None else str(row[name]) for name in names
@@ -50,7 +56,7 @@ def list_table(table: TablePath) -> Snapshot:
             TableFile(
                 uri=uri,
                 partition=tuple((name, str(value)) for name, value in values.items()),
-                first_values={name: row[first] for name, first in firsts.items()},
+                first_time=row.get(first),
                 values=values,
                 find_deleted=partial(_deleted_rows, masks[uri]) if uri in masks else None,
             )
@@ -91,7 +97,7 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
                 TableFile(
                     uri=_uri(table.place, unquote(action[kind]["path"])),
                     partition=tuple((action[kind].get("partitionValues") or {}).items()),
-                    first_values={},
+                    first_time=None,
                 )
                 for action in actions
                 if kind in action and action[kind]["dataChange"]

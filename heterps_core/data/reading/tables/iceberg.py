@@ -14,14 +14,21 @@ from pyiceberg.io.pyarrow import _read_deletes
 from pyiceberg.manifest import DataFile, ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import FileScanTask
+from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, ancestors_of
+from pyiceberg.table.snapshots import Snapshot as TableSnapshot
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import PrimitiveType
 
 from heterps_core.data.reading.arrow_errors import named_reading
 from heterps_core.data.reading.parquet_rows import NO_POSITIONS, Positions
 from heterps_core.data.reading.tables.table_path import Commit, Snapshot, TableFile, TablePath
 from heterps_core.errors import DataError
+
+
+def newest_id(table: TablePath) -> str:
+    """Return the id of the newest snapshot; raises DataError where there is none."""
+    return str(_opened(table)[1].snapshot_id)
 
 
 def list_table(table: TablePath) -> Snapshot:
@@ -31,16 +38,7 @@ def list_table(table: TablePath) -> Snapshot:
         DataError: There is no such snapshot, or it has equality deletes.
     """
     catalog, _, name = table.place.partition("/")
-    opened = load_catalog(catalog).load_table(name)
-    snapshot = (
-        opened.snapshot_by_id(int(table.snapshot_id)) if table.snapshot_id else opened.current_snapshot()
-    )
-    if snapshot is None:
-        raise DataError(
-            table,
-            f"has no snapshot {table.snapshot_id or 'yet'}; write rows, or name one that has not expired "
-            f"({', '.join(str(each.snapshot_id) for each in opened.snapshots()[-3:]) or 'none is there'})",
-        )
+    opened, snapshot = _opened(table)
     scan = opened.scan(snapshot_id=snapshot.snapshot_id)
     try:
         tasks = list(scan.plan_files())
@@ -58,7 +56,7 @@ def list_table(table: TablePath) -> Snapshot:
     specs = opened.specs()
     read = lru_cache(64)(partial(_read_deletes, opened.io))
     files = [
-        _table_file(task.file, schema, specs[task.file.spec_id])._replace(
+        _table_file(task.file, schema, specs[task.file.spec_id], table.time_column)._replace(
             find_deleted=partial(_deleted_rows, read, task) if task.delete_files else None
         )
         for task in tasks
@@ -77,6 +75,21 @@ def list_table(table: TablePath) -> Snapshot:
     )
 
 
+def _opened(table: TablePath) -> tuple[Table, TableSnapshot]:
+    catalog, _, name = table.place.partition("/")
+    opened = load_catalog(catalog).load_table(name)
+    snapshot = (
+        opened.snapshot_by_id(int(table.snapshot_id)) if table.snapshot_id else opened.current_snapshot()
+    )
+    if snapshot is None:
+        raise DataError(
+            table,
+            f"has no snapshot {table.snapshot_id or 'yet'}; write rows, or name one that has not expired "
+            f"({', '.join(str(each.snapshot_id) for each in opened.snapshots()[-3:]) or 'none is there'})",
+        )
+    return opened, snapshot
+
+
 def _deleted_rows(read: Callable[[DataFile], dict[str, pa.ChunkedArray]], task: FileScanTask) -> Positions:
     """Return the rows of a file that its delete files name."""
     found = []
@@ -93,10 +106,8 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
     Raises:
         DataError: The snapshot has expired, or the table does not descend from it.
     """
-    catalog, _, name = table.place.partition("/")
-    opened = load_catalog(catalog).load_table(name)
-    newest = opened.snapshot_by_id(int(str(table.snapshot_id)))
-    since = [] if newest is None else list(ancestors_of(newest, opened.metadata))
+    opened, newest = _opened(table)
+    since = list(ancestors_of(newest, opened.metadata))
     ids = [str(snapshot.snapshot_id) for snapshot in since]
     if snapshot_id not in ids:
         raise DataError(table, f"does not descend from snapshot {snapshot_id}, or this has expired")
@@ -117,7 +128,9 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
     return commits
 
 
-def _table_file(file: DataFile, schema: Schema, spec: PartitionSpec) -> TableFile:
+def _table_file(
+    file: DataFile, schema: Schema, spec: PartitionSpec, time_column: str | None = None
+) -> TableFile:
     record: Any = file.partition
     found = list(zip(spec.fields, record, strict=True))
     partition = tuple(
@@ -131,13 +144,11 @@ def _table_file(file: DataFile, schema: Schema, spec: PartitionSpec) -> TableFil
     }
     # Its paths are not quoted, as those of a URI are.
     uri = file.file_path.removeprefix("file://")
-    return TableFile(uri, partition, _first_values(schema, file.lower_bounds), values)
+    return TableFile(uri, partition, _first_time(schema, file.lower_bounds or {}, time_column), values)
 
 
-def _first_values(schema: Schema, bounds: dict[int, bytes] | None) -> dict[str, Any]:
-    kinds = {field.field_id: field for field in schema.fields if field.field_type.is_primitive}
-    return {
-        kinds[number].name: from_bytes(kinds[number].field_type, value)  # type: ignore[arg-type]
-        for number, value in (bounds or {}).items()
-        if number in kinds
-    }
+def _first_time(schema: Schema, bounds: dict[int, bytes], column: str | None) -> Any:
+    found = next((field for field in schema.fields if field.name == column), None)
+    if found is None or found.field_id not in bounds or not isinstance(found.field_type, PrimitiveType):
+        return None
+    return from_bytes(found.field_type, bounds[found.field_id])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from functools import lru_cache
@@ -23,13 +23,12 @@ def snapshot_of(table: TablePath) -> Snapshot:
         DataError: The table cannot be listed, or some of its files hold rows that do not count.
         ConfigurationError: The library is not installed, or the snapshot id is no number.
     """
-    plain = replace(table, time_column=None)
-    return _listed(plain) if table.snapshot_id else _list(plain)
+    return _listed(table) if table.snapshot_id else _list(table)
 
 
 def pinned(table: TablePath) -> TablePath:
     """Return the table with the snapshot that is the newest now, or the one that is named."""
-    return table if table.snapshot_id else replace(table, snapshot_id=_list(table).id)
+    return table if table.snapshot_id else replace(table, snapshot_id=_ask(table, "newest_id"))
 
 
 def _list(table: TablePath) -> Snapshot:
@@ -74,7 +73,7 @@ def _ask(table: TablePath, function: str, *arguments: str) -> Any:
         raise DataError(
             table,
             f"{'snapshot ' + number if number else 'the table'} cannot be listed: {one_line(error)}; check its name, "
-            f"its catalog, and whether the snapshot has expired",
+            f"its catalog, your credentials, and whether the snapshot has expired",
         ) from error
 
 
@@ -94,13 +93,28 @@ def files_of_table(table: TablePath) -> tuple[SourcePath, ...]:
     return _paths(snapshot, files)
 
 
+class _Days(Mapping[date, tuple[SourcePath, ...]]):
+    """The files of each day, days in order; paths are made of those that are asked for: a table may have years."""
+
+    def __init__(self, table: TablePath, snapshot: Snapshot, days: dict[date, list[TableFile]]) -> None:
+        self._table, self._snapshot, self._days = table, snapshot, {day: days[day] for day in sorted(days)}
+
+    def __getitem__(self, day: date) -> tuple[SourcePath, ...]:
+        return _paths(self._snapshot, _in_order(self._days[day], self._table))
+
+    def __iter__(self) -> Iterator[date]:
+        return iter(self._days)
+
+    def __len__(self) -> int:
+        return len(self._days)
+
+
 def days_of_table(
     table: TablePath, day_of: Callable[[PurePosixPath], date | None]
-) -> dict[date, tuple[SourcePath, ...]]:
+) -> Mapping[date, tuple[SourcePath, ...]]:
     """Return the data files of each day by the values of partitions; nothing where they name no days."""
     snapshot = snapshot_of(table)
-    days = _by_day(snapshot.files, day_of)
-    return {day: _paths(snapshot, _in_order(days[day], table)) for day in sorted(days)}
+    return _Days(table, snapshot, _by_day(snapshot.files, day_of))
 
 
 def changes_by_day(
@@ -139,19 +153,16 @@ def _by_day(
 
 
 def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:
-    column = table.time_column
-
-    def key(file: TableFile) -> tuple[Any, ...]:
-        return (*([] if column is None else [file.first_values[column]]), file.uri)
-
-    try:
-        return sorted(files, key=key)
-    except (KeyError, TypeError) as error:
+    found = list(files)
+    if table.time_column is None:
+        return sorted(found, key=lambda file: file.uri)
+    if len(found) > 1 and any(file.first_time is None for file in found):
         raise DataError(
             table,
-            f"each file must have statistics of the time_column {column}, by which files are ordered; write the "
-            f"table with statistics, or leave time_column out where partitions are days",
-        ) from error
+            f"each file must have statistics of the time_column {table.time_column}, by which files are ordered; "
+            f"write the table with statistics, or leave time_column out where partitions are days",
+        )
+    return sorted(found, key=lambda file: (file.first_time, file.uri))
 
 
 def _paths(snapshot: Snapshot, files: Iterable[TableFile]) -> tuple[SourcePath, ...]:
@@ -163,5 +174,6 @@ def _paths(snapshot: Snapshot, files: Iterable[TableFile]) -> tuple[SourcePath, 
 
 
 def _path(uri: str, view: TableView) -> SourcePath:
-    path = source_path(uri)
+    # A path is made once: a table may have very many files.
+    path = source_path(uri) if "://" in uri else uri
     return replace(path, view=view) if isinstance(path, BucketPath) else ViewedPath.of(str(path), view)

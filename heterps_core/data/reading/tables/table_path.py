@@ -19,8 +19,8 @@ class TableFile(NamedTuple):
     partition: tuple[tuple[str, str], ...]
     """Columns and values, such as (("day", "2026-11-01"),)."""
 
-    first_values: Mapping[str, Any]
-    """Smallest value of columns that have statistics; values of a column can be compared."""
+    first_time: Any
+    """Smallest value of the time column, which those of other files can be compared with; None where not known."""
 
     values: Mapping[str, str | None] = {}
     """Columns of the table that have one value in the whole file, by its partition; the file may lack them."""

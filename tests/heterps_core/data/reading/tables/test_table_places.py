@@ -11,9 +11,11 @@ import boto3
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from moto.server import DomainDispatcherApplication
 
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.days import find_night
+from heterps_core.errors import DataError
 from tests.heterps_core.data.reading.tables.table_makers import (
     DAYS,
     SCHEMA,
@@ -52,16 +54,20 @@ NUM_ROWS = 40
 ROWS = clicks(0, NUM_ROWS).set_column(3, "day", [[str(DAYS[2 * row >= NUM_ROWS]) for row in range(NUM_ROWS)]])
 
 
-def assert_a_day_is_read(data, tmp_path):
-    """Check a night, half of which are of the day to train on, against the same rows as files."""
+def _prepare_night(data, folder):
     night = find_night(in_time(data), None)
-    found = prepare_dataset(
+    return night, prepare_dataset(
         night.train_files,
         eval_source=night.eval_files,
         schema=SCHEMA,
         buckets_per_slot=31,
-        out_dir=tmp_path / "a",
+        out_dir=folder,
     )
+
+
+def assert_a_day_is_read(data, tmp_path):
+    """Check a night, half of which are of the day to train on, against the same rows as files."""
+    night, found = _prepare_night(data, tmp_path / "a")
     files = []
     for number in (0, 1):
         files.append(tmp_path / f"{number}.parquet")
@@ -92,6 +98,29 @@ def test_a_day_of_an_iceberg_table_in_a_bucket_is_read(bucket, tmp_path, monkeyp
     table.append(ROWS, by=["day"])
 
     assert_a_day_is_read(table.data, tmp_path)
+
+
+@pytest.mark.parametrize("num_answered", [0, 3, 30])
+def test_credentials_that_end_while_a_table_is_read_leave_no_rows(
+    bucket, tmp_path, monkeypatch, num_answered
+):
+    """Answer some requests for objects, then none: while the log is read, then while data files are."""
+    deltalake.write_deltalake(f"{bucket}/clicks", ROWS, partition_by=["day"], target_file_size=1)
+    serve, answered = DomainDispatcherApplication.__call__, []
+
+    def answer(application, environment, start_response):
+        answered.append(environment["PATH_INFO"])
+        if len(answered) <= num_answered:
+            return serve(application, environment, start_response)
+        start_response("403 Forbidden", [("Content-Type", "application/xml")])
+        return [b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"]
+
+    monkeypatch.setattr(DomainDispatcherApplication, "__call__", answer)
+    with pytest.raises(DataError, match=r"cannot be (listed|read): .*(ExpiredToken|ACCESS_DENIED)") as caught:
+        _prepare_night(f"delta://{bucket}/clicks", tmp_path / "rows")
+
+    assert not {"\n", "\x1b"} & {*str(caught.value)}
+    assert not [*tmp_path.glob("*rows*")]
 
 
 def test_a_day_of_a_table_in_glue_is_read(bucket, tmp_path, monkeypatch):
