@@ -288,14 +288,13 @@ def add_tower(
     width: int,
     hidden_widths: Sequence[int],
     *,
-    prefix: str = "",
     dropout: float = 0.0,
 ) -> int:
     """Add fully connected layers, a ReLU and dropout after each, to a chain; returns the width that leaves."""
     for number, hidden in enumerate(hidden_widths, start=1):
-        layers[f"{prefix}fc{number}"] = nn.Linear(width, hidden)
-        layers[f"{prefix}relu{number}"] = nn.ReLU()
+        layers[f"fc{number}"] = nn.Linear(width, hidden)
+        layers[f"relu{number}"] = nn.ReLU()
         if dropout:
-            layers[f"{prefix}dropout{number}"] = nn.Dropout(dropout)
+            layers[f"dropout{number}"] = nn.Dropout(dropout)
         width = hidden
     return width

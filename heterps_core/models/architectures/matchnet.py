@@ -7,8 +7,6 @@ ones by a margin; here the cosine, scaled and shifted by two learned numbers, is
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from torch import Tensor, nn
 
 from heterps_core.data.batch import ClickBatch
@@ -45,13 +43,7 @@ class MatchNet(ClickModel):
             features, dimension=dimension, slots=range(num_user_slots), include_dense=False
         )
         self.item = Embeddings(features, dimension=dimension, slots=range(num_user_slots, features.num_slots))
-        user_tower, item_tower = self.tower(self.user.width), self.tower(self.item.width)
-        # Beside the embeddings, under the names that earlier checkpoints have.
-        self._user_tower = self.add_layers(user_tower, prefix="user_")
-        for name, layer in item_tower.named_children():
-            if isinstance(layer, nn.Linear):
-                item_tower.add_module(name, nn.Sequential(OrderedDict(linear=layer)))
-        self._item_tower = self.add_layers(item_tower, prefix="item_")
+        self.user_tower, self.item_tower = self.tower(self.user.width), self.tower(self.item.width)
         self.cosine = nn.CosineSimilarity(dim=1)
         self.output = nn.Linear(1, features.num_labels)
         nn.init.constant_(self.output.weight, INITIAL_SCALE)
@@ -59,7 +51,6 @@ class MatchNet(ClickModel):
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]; the cosine is 0 where a vector is zero."""
-        user_BW = self.run_layers(self._user_tower, self.user(batch))
-        item_BW = self.run_layers(self._item_tower, self.item(batch))
+        user_BW, item_BW = self.user_tower(self.user(batch)), self.item_tower(self.item(batch))
         logits_BL: Tensor = self.output(self.cosine(user_BW, item_BW).unsqueeze(1))
         return logits_BL

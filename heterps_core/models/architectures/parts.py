@@ -62,18 +62,6 @@ class ClickModel(nn.Module):
         self.deep = self.tower(width)
         self.output = nn.Linear(self.tower_width(width), num_labels)
 
-    def add_layers(self, layers: nn.Sequential, *, prefix: str = "") -> list[str]:
-        """Add layers as the model's own, and return their names: dropout is replaced once a model is built."""
-        for name, layer in layers.named_children():
-            self.add_module(prefix + name, layer)
-        return [prefix + name for name, _ in layers.named_children()]
-
-    def run_layers(self, names: Sequence[str], columns_BW: Tensor) -> Tensor:
-        """Run own layers one after the other."""
-        for name in names:
-            columns_BW = self.get_submodule(name)(columns_BW)
-        return columns_BW
-
 
 class Fields(nn.Module):
     """A vector for each slot, and the dense features: [B, F * D + dense] and, of the same values, [B, F, D]."""

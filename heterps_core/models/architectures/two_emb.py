@@ -29,8 +29,7 @@ class TwoEmb(ClickModel):
     def make(self, features: FeatureSpec, dimension: int) -> None:
         """Make the layers."""
         self.main = Embeddings(features, dimension=dimension)
-        # Beside the embeddings, under the names that earlier checkpoints have.
-        self._tower = self.add_layers(self.tower(self.main.width))
+        self.main_tower = self.tower(self.main.width)
         self.second_embedding = SlotEmbedding(
             features,
             dimension=dimension,
@@ -38,14 +37,12 @@ class TwoEmb(ClickModel):
             rows_per_slot=_SECOND_ROWS_PER_SLOT,
             include_dense=False,
         )
-        self.second_fc = nn.Sequential()
-        self.second_fc.add_module("linear", nn.Linear(self.second_embedding.output_width, _SECOND_WIDTH))
+        self.second_fc = nn.Linear(self.second_embedding.output_width, _SECOND_WIDTH)
         self.output = nn.Linear(self.tower_width(self.main.width) + _SECOND_WIDTH, features.num_labels)
 
     def forward(self, batch: ClickBatch) -> Tensor:
         """Return logits [B, labels]."""
-        main_BW = self.main(batch)
-        main_BW = self.run_layers(self._tower, main_BW)
+        main_BW = self.main_tower(self.main(batch))
         second_BW = self.second_fc(self.second_embedding(batch))
         logits_BL: Tensor = self.output(torch.cat([main_BW, second_BW], 1))
         return logits_BL

@@ -95,8 +95,8 @@ def test_matchnet_is_the_scaled_cosine_of_two_separate_towers():
         [row_of(chain, "item_embedding", 0, 3), row_of(chain, "item_embedding", 6, 4), torch.tensor([0.5])]
     )
     for number in (1, 2, 3):
-        user = chain.get_submodule(f"user_fc{number}.body.user_fc{number}")(user).relu()
-        item = chain.get_submodule(f"item_fc{number}_linear.body.item_fc{number}.linear")(item).relu()
+        user = chain.get_submodule(f"user_tower_fc{number}.body.user_tower.fc{number}")(user).relu()
+        item = chain.get_submodule(f"item_tower_fc{number}.body.item_tower.fc{number}")(item).relu()
     expected = 10 * (user @ item) / (user.norm() * item.norm()) - 5
 
     assert run_layers(chain, BATCH, None).item() == pytest.approx(expected.item(), abs=1e-5)
@@ -111,9 +111,9 @@ def test_matchnet_of_criteo_has_the_towers_of_the_public_example():
         for name, layer in chain.named_children()
         for key, value in layer.state_dict().items()
     }
-    assert shapes["user_fc1.weight"] == (400, 120)
-    assert shapes["item_fc1.linear.weight"] == (400, 14 * 10 + 13)
-    assert shapes["user_fc3.weight"][0] == shapes["item_fc3.linear.weight"][0] == 50
+    assert shapes["user_tower.fc1.weight"] == (400, 120)
+    assert shapes["item_tower.fc1.weight"] == (400, 14 * 10 + 13)
+    assert shapes["user_tower.fc3.weight"][0] == shapes["item_tower.fc3.weight"][0] == 50
 
 
 @pytest.mark.parametrize(
@@ -121,29 +121,24 @@ def test_matchnet_of_criteo_has_the_towers_of_the_public_example():
     [
         (
             "matchnet",
-            [f"{side}.{part}" for side in ("user_fc1", "user_fc2", "user_fc3") for part in ("weight", "bias")]
-            + [f"item_fc{number}.linear.{part}" for number in (1, 2, 3) for part in ("weight", "bias")],
+            [f"{side}_tower.fc{number}" for side in ("user", "item") for number in (1, 2, 3)],
             ["user_embedding", "item_embedding"],
         ),
         (
             "2emb",
-            [
-                f"{name}.{part}"
-                for name in ("fc1", "fc2", "fc3", "second_fc.linear")
-                for part in ("weight", "bias")
-            ],
+            [*(f"main_tower.fc{number}" for number in (1, 2, 3)), "second_fc"],
             ["main_embedding", "second_embedding"],
         ),
     ],
 )
-def test_checkpoints_from_before_models_were_traced_can_be_read(model, linears, tables):
+def test_checkpoints_name_layers_as_the_module_does(model, linears, tables):
     chain = build_chain(model, FEATURES, seed=0)
 
     names = {
         tensor_name(name, layer, key) for name, layer in chain.named_children() for key in layer.state_dict()
     }
 
-    assert names == {*linears, "output.weight", "output.bias"}
+    assert names == {f"{name}.{part}" for name in (*linears, "output") for part in ("weight", "bias")}
     assert [name for name, layer in chain.named_children() if isinstance(layer, SlotEmbedding)] == tables
 
 
