@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from heterps_core.compute_device import CPU
 from heterps_core.data.batch import ClickBatch
 from heterps_core.models.row_dropout import RowDropout
 from heterps_core.models.slot_embedding import SlotEmbedding
@@ -80,11 +81,12 @@ class StageLayers:
             linear = _linear_of(root, node)
             if linear is not None:
                 self._fuse(root, node, linear)
-        for node in graph.nodes:
+        for node in list(graph.nodes):
             if node.op == "call_module" and isinstance(root.get_submodule(node.target), SlotEmbedding):
                 # Anything but a product may need all the digits.
                 has_products = all(_fused_at(root, user) is not None for user in node.users)
                 node.kwargs = {"dtype": self._dtype if has_products else torch.float32}
+                _share_towers(root, node)
         self._run = fx.GraphModule(root, graph).forward
 
     def __call__(
@@ -122,6 +124,46 @@ class StageLayers:
         end.replace_all_uses_with(entering)
         for replaced in dict.fromkeys((end, node)):
             node.graph.erase_node(replaced)
+
+
+def _share_towers(root: nn.Module, looked_up: fx.Node) -> None:
+    """Run fully connected layers over the look-up of some slots alone once for neighbours of the same ids.
+
+    So the tower of a user runs once for all candidates of a request.
+    """
+    layer = root.get_submodule(str(looked_up.target))
+    assert isinstance(layer, SlotEmbedding)
+    if looked_up.args[1] is not None or layer.include_dense or len(layer.slots) == layer.features.num_slots:
+        return
+    for tower in [user for user in looked_up.users if _fused_at(root, user) is not None]:
+        with looked_up.graph.inserting_before(tower):
+            rows = looked_up.graph.call_function(_different_rows, (looked_up.args[0], layer.id_columns))
+            tower.args = (looked_up.graph.call_function(_rows_at, (looked_up, rows, 0)),)
+        with looked_up.graph.inserting_after(tower):
+            given_back = looked_up.graph.call_function(_rows_at, (tower, rows, 1))
+        tower.replace_all_uses_with(given_back)
+        given_back.args = (tower, rows, 1)
+
+
+_LARGEST_SHARE = 0.75
+"""Of rows that differ from the one before, up to which copies of the rows pay."""
+
+
+def _different_rows(batch: ClickBatch, id_columns: list[int]) -> tuple[Tensor, Tensor] | None:
+    """Return the rows with other ids than the row before them, and which of these each row is like.
+
+    None for most rows; and on a card, which would have to wait for their number.
+    """
+    ids_BK = batch.ids[:, id_columns]
+    is_like_before = (ids_BK[1:] == ids_BK[:-1]).all(1)
+    if ids_BK.device != CPU or len(is_like_before) * (1 - _LARGEST_SHARE) >= is_like_before.sum():
+        return None
+    is_other = F.pad(~is_like_before, (1, 0), value=True)
+    return is_other.nonzero()[:, 0], is_other.cumsum(0) - 1
+
+
+def _rows_at(values_BW: Tensor, rows: tuple[Tensor, Tensor] | None, place: int) -> Tensor:
+    return values_BW if rows is None else values_BW.index_select(0, rows[place])
 
 
 def general_layers(chain: nn.Sequential) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,11 +34,11 @@ def build_layers(model: str) -> list[nn.Module]:
     return list(chain.children())
 
 
-def learn(model: str, precision: str | None) -> tuple[Tensor, list[Tensor]]:
+def learn(model: str, precision: str | None, batch: ClickBatch = BATCH) -> tuple[Tensor, list[Tensor]]:
     """Return logits and, after one step of the tables, all gradients and rows; None: layer by layer."""
     layers = build_layers(model)
     fused = StageLayers(layers, precision=precision) if precision else None
-    logits = run_layers(layers, BATCH, None) if fused is None else fused(BATCH, None)
+    logits = run_layers(layers, batch, None) if fused is None else fused(batch, None)
     (logits * torch.arange(1.0, 41.0)[:, None]).mean().backward()
     if fused is not None:
         fused.weight_gradients.finish()
@@ -62,6 +63,37 @@ def test_float32_gives_the_outputs_and_gradients_of_the_layers(model, is_fused, 
     torch.testing.assert_close(logits, expected_logits, rtol=1e-5, atol=1e-5)
     for got, wanted in zip(learned, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def of_requests(num_candidates: int) -> ClickBatch:
+    """The batch, with the first five ids alike in so many rows after one another."""
+    ids = BATCH.ids.clone()
+    ids[:, :5] = ids[::num_candidates, :5].repeat_interleave(num_candidates, 0)
+    return replace(BATCH, ids=ids)
+
+
+@pytest.mark.parametrize("model", ["matchnet", "2emb"])
+def test_a_tower_learns_from_candidates_of_a_user_what_it_learns_row_by_row(model):
+    logits, learned = learn(model, "float32", of_requests(8))
+
+    expected_logits, expected = learn(model, None, of_requests(8))
+
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-5, atol=1e-5)
+    for got, wanted in zip(learned, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("num_candidates", "user_rows"), [(8, 5), (2, 20), (1, 40)])
+def test_the_tower_of_a_user_runs_once_for_all_candidates(num_candidates, user_rows):
+    stage = StageLayers(build_layers("matchnet"))
+
+    stage(of_requests(num_candidates), None).sum().backward()
+
+    products_of_weights = stage.weight_gradients._waiting
+    rows = Counter((len(each.weight_OI), len(each.input_BI)) for each in products_of_weights)
+    assert rows == Counter(
+        [(width, rows) for width in (400, 400, 50) for rows in (user_rows, 40)] + [(1, 40)]
+    )
 
 
 @pytest.mark.parametrize("model", CTR_MODELS)
