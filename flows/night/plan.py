@@ -231,7 +231,7 @@ def _job_of(run: OpenedRun) -> PlannedJob:
     job = planned_job(
         run.dataset,
         is_dry_run=run.is_dry_run,
-        batch_size=run.planned_batch_size or asked.batch_size,
+        batch_size=asked.batch_size,
         max_samples=asked.max_samples,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,

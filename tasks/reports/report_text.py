@@ -67,7 +67,6 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
         ("plan", _machines_text(report)),
         *([("region", report.explanation.region)] if report.explanation.region else []),
         ("proof", gap_text(report)),
-        *([("batch", report.batch_choice)] if report.batch_choice else []),
         *([("busy", report.busy)] if report.busy else []),
     ]
     if not isinstance(report, RunReport):

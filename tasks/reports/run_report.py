@@ -74,9 +74,6 @@ class PlanReport:
     cuts: Table | None = None
     """The tensors at each cut; None where the plan has one stage."""
 
-    batch_choice: str = ""
-    """Why the batch was taken, for people; empty where no curve of quality was at hand."""
-
     day: str | None = None
     """Day of the data that is trained on, YYYY-MM-DD; None where it has no days."""
 
