@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from heterps_core.data.dataset import PreparedDataset
-from heterps_core.data.features import BUFFER_BYTES, FIRST_TEXT_RULE, MIN_SLOT_ROWS, TEXT_RULE
+from heterps_core.data.features import BUFFER_BYTES, MIN_SLOT_ROWS, TEXT_RULE
 from heterps_core.data.history.event_join import check_pointers
 from heterps_core.data.history.event_store import Events, exclusive, find_events, link_events
 from heterps_core.data.manifest import (
@@ -39,7 +39,6 @@ from heterps_core.data.reading.group_statistics import unproven_groups
 from heterps_core.data.reading.parquet_reader import check_schema, parquet_rows
 from heterps_core.data.reading.parquet_rows import AS_STORED, FileView
 from heterps_core.data.reading.readers import Source, list_source_files
-from heterps_core.data.reading.row_batch import is_list
 from heterps_core.data.reading.source_files import check_partitions_are_times
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP, write_parquet
 from heterps_core.data.reading.time_order import check_time_order
@@ -188,8 +187,6 @@ def _prepare_rows(
         for file, each in zip(files, taken, strict=True):
             check_pointers(file, schema, events, columns=each.columns)
         link_events(events, directory.parent, directory)
-    if request.text_rule == FIRST_TEXT_RULE:
-        _check_same_types(files, [each.columns for each in taken], schema)
     sizes = [each.sizes for each in taken]
     starts = np.cumsum([0, *chain.from_iterable(sizes)], dtype=np.int64)
     np.save(directory / STARTS_NAME, starts)
@@ -308,34 +305,6 @@ def _take_file(
         if view.num_deleted:
             np.save(directory / deleted_name(number), rows.deleted)
     return _TakenFile(rows.group_rows, rows.columns, is_in_bucket, unproven, view)
-
-
-def _check_same_types(files: Sequence[SourcePath], columns: Sequence[pa.Schema], schema: DataSchema) -> None:
-    """Refuse categories whose texts the first rule makes of their type, which differs between files (5.0 and 5)."""
-    for name in schema.text_columns:
-        types = [each.field(name).type if name in each.names else pa.null() for each in columns]
-        first = next(filter(_written_as, types), types[0])
-        for file, found in zip(files, types, strict=True):
-            if _written_as(found) not in ("", _written_as(first)):
-                raise DataError(
-                    file,
-                    f"column {name} must be written as in the other files of the source, but holds "
-                    f"{found} where {files[0]} holds {first}, and would be another value to "
-                    f"the model (5.0 is not 5); write both alike, or leave {name} out of the schema",
-                )
-
-
-def _written_as(column: pa.DataType) -> str:
-    """Return one name for types whose values, or those of whose lists, become the same texts; none for no value."""
-    if is_list(column) or pa.types.is_dictionary(column):
-        return _written_as(column.value_type)
-    types = pa.types
-    if types.is_null(column):
-        return ""
-    is_text = types.is_string(column) or types.is_large_string(column) or types.is_string_view(column)
-    is_bytes = types.is_binary(column) or types.is_large_binary(column) or types.is_binary_view(column)
-    is_plain = is_text or is_bytes or types.is_integer(column) or types.is_boolean(column)
-    return "text" if is_plain else str(column)
 
 
 def _check_groups_fit(files: Sequence[SourcePath], sizes: Sequence[Sequence[int]], *, row_bytes: int) -> None:

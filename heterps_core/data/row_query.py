@@ -31,10 +31,9 @@ from pyarrow import fs
 from heterps_core.data.manifest import SourceFile, describe_sources
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath
 from heterps_core.data.reading.file_kinds import is_parquet, open_text
-from heterps_core.data.reading.parquet_reader import columns_in_common, parquet_rows
+from heterps_core.data.reading.parquet_reader import columns_in_common
 from heterps_core.data.reading.quote_escapes import WAY_OUT, QuoteEscapes
 from heterps_core.data.reading.readers import holds_rows, list_source_files
-from heterps_core.data.reading.source_files import is_listed
 from heterps_core.data.reading.text_conversion import ROWS_PER_GROUP
 from heterps_core.data.schema import DataSchema
 from heterps_core.errors import ConfigurationError, DataError
@@ -303,11 +302,8 @@ def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_datase
     def factory(folders: Any) -> pa_dataset.DatasetFactory:
         return make(pa_dataset.FileSystemFactoryOptions(partitioning=folders))
 
-    with ThreadPoolExecutor() as pool:
-        for _ in pool.map(_check_is_as_stored, filter(is_listed, files)):
-            pass
     of_files = (
-        columns_in_common(files, with_values=False)
+        columns_in_common(files, are_stored=True)
         if is_parquet(first)
         else factory(pa_dataset.HivePartitioning(pa.schema([]))).inspect(fragments=1)
     )
@@ -318,16 +314,6 @@ def _arrow_dataset(files: Sequence[SourcePath], schema: DataSchema) -> pa_datase
     )
     columns = pa.schema([*of_files, *of_folders])
     return factory(pa_dataset.HivePartitioning(of_folders)).finish(columns)
-
-
-def _check_is_as_stored(file: SourcePath) -> None:
-    with parquet_rows(file) as rows:
-        if not rows.is_as_stored:
-            raise DataError(
-                file,
-                f"has {len(rows.deleted):,} deleted rows or renamed columns of its table, which a query does not "
-                f"see; compact the table, or train without prepare_sql",
-            )
 
 
 def _text_format(file: SourcePath, schema: DataSchema) -> pa_dataset.CsvFileFormat:

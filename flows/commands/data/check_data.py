@@ -40,15 +40,18 @@ def run(options: argparse.Namespace) -> None:
     from heterps_core.data.reading.days import partitions_of
     from heterps_core.data.reading.readers import list_source_files
     from heterps_core.data.reading.source_files import files_of_day
+    from heterps_core.data.reading.time_order import check_time_order
     from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 
     schema = CRITEO_SCHEMA if options.schema is None else DataSchema.load(Path(options.schema))
-    days = [files for _, files in sorted(partitions_of(options.data).items())]
-    files = files_of_day(days[-1]) if days else list_source_files(options.data)
+    of_days = partitions_of(options.data)
+    days = sorted(of_days)
+    files = files_of_day(of_days[days[-1]]) if days else list_source_files(options.data)
     before = list_source_files(options.before) if options.before else ()
     if len(days) > 1 and not before:
-        before = files_of_day(days[-2])
+        before = files_of_day(of_days[days[-2]])
     check_history([files[0], *before[:1]], schema)
+    check_time_order(files[:1], schema)
     check = check_day(files, schema, before=before)
     beside = "" if check.click_share_before is None else f", {check.click_share_before:.2%} of those before"
     print(f"{check.num_rows:,} rows of {files[0]}: {check.click_share:.2%} are clicks{beside}\n")

@@ -26,8 +26,6 @@ FEWEST_CLICKS = 20
 MOST_JUDGED_ROWS, JUDGED_RUNS = 40_000, 4
 """Rows of a prepared data set to judge, and the runs that they lie in."""
 
-OUT_OF_ORDER = "rows are not in its order"
-
 _TIME_WORDS = {"ts", "at", "dt", "day", "hour", "epoch", "when"}
 _TIME_ENDINGS = ("time", "times", "stamp", "date")
 
@@ -195,7 +193,7 @@ def order_remark(times: pa.Array, *, orders_rows: bool = True) -> str:
     """Return what to check of a column of times; says so where rows are not in their order."""
     share = _share_out_of_order(times)
     if share > 0.0 and orders_rows:
-        return f"{OUT_OF_ORDER} ({share:.0%} are before their neighbour): sort them, as the last are held out"
+        return f"rows are not in its order ({share:.0%} are before their neighbour): sort them, the last are held out"
     if times.null_count:
         return (
             f"a time, but {times.null_count / len(times):.1%} of the rows have none, so it cannot order them"

@@ -17,21 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from heterps_core.data.proposal.column_checks import (
-    OUT_OF_ORDER,
-    best_time_column,
-    leak_auc,
-    leak_remark,
-    order_remark,
-    times_of,
-)
-from heterps_core.data.proposal.table_sample import SAMPLED_ROWS, sample_table
+from heterps_core.data.proposal.column_checks import leak_auc, leak_remark
+from heterps_core.data.proposal.table_sample import SAMPLED_ROWS
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.column_texts import canonical_texts, column_texts
 from heterps_core.data.reading.readers import read_rows
 from heterps_core.data.reading.row_batch import first_label, is_list, shown_name
 from heterps_core.data.schema import DataSchema
-from heterps_core.errors import DataError
 from heterps_core.text_table import Table
 
 MAX_SHIFT = 0.25
@@ -80,7 +72,7 @@ class DayCheck:
     click_share_before: float | None
     columns: Sequence[CheckedColumn]
     general: Sequence[str]
-    """What to check of clicks and order."""
+    """What to check of clicks."""
 
     @property
     def findings(self) -> list[str]:
@@ -161,7 +153,7 @@ def check_day(
         click_share=share,
         click_share_before=share_before,
         columns=columns,
-        general=[*general, *_out_of_order(files[0], schema)],
+        general=general,
     )
 
 
@@ -280,20 +272,3 @@ def _shift(today: _Column, before: _Column) -> float:
         ]
     p, q = ((np.array(counts) + 0.5) / (sum(counts) + 0.5 * len(counts)) for counts in of_both)
     return float(np.sum((p - q) * np.log(p / q)))
-
-
-def _out_of_order(file: SourcePath, schema: DataSchema) -> list[str]:
-    """Return what to say where no column of times orders the rows; nothing where a file cannot be looked at."""
-    try:
-        sample = sample_table(
-            file,
-            schema.column_names,
-            separator=(schema.separator or "")[:1] or None,
-            known_names=[name.lower() for name in schema.labels],
-        )
-    except DataError:
-        return []
-    times = times_of(sample.columns)
-    name = schema.time_column if schema.time_column in times else best_time_column(times)
-    remark = "" if name is None else order_remark(times[name])
-    return [f"{name}: {remark}"] if remark.startswith(OUT_OF_ORDER) else []

@@ -24,10 +24,6 @@ _UNPACKED = "{} {{file}} | gzip > {{stem}}.gz"
 _BY_PANDAS = (
     'python -c "import pandas, sys; pandas.read_{}.to_parquet(sys.argv[2])" {{file}} {{stem}}.parquet'
 )
-_BY_ARROW = (
-    'python -c "import pyarrow as pa, pyarrow.parquet as pq, sys; '
-    'pq.write_table(pa.ipc.open_stream(sys.argv[1]).read_all(), sys.argv[2])" {file} {stem}.parquet'
-)
 _BY_DUCKDB = "duckdb -c \"INSTALL avro; LOAD avro; COPY (FROM read_avro('{path}')) TO '{stem}.parquet'\""
 
 _OTHERS: dict[bytes, tuple[str, str]] = {
@@ -35,20 +31,14 @@ _OTHERS: dict[bytes, tuple[str, str]] = {
     rb"\xd0\xcf\x11\xe0": ("Excel", _BY_PANDAS.format("excel(sys.argv[1])")),
     rb"PK[\x03\x05]": ("a zip archive", _UNPACKED.format("unzip -p")),
     rb"\xfd7zXZ\0": ("compressed by xz", _UNPACKED.format("xz -dc")),
-    rb"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACKED.format("7z x -so")),
-    rb"Rar!\x1a": ("a RAR archive", _UNPACKED.format("unrar p -inul")),
-    rb"\x1f[\x9d\xa0]": ("compressed by compress", _UNPACKED.format("zcat")),
-    rb"\xff\x06\0\0sNaPpY": ("compressed by snappy", "python -m snappy -d {file} {stem}"),
     rb".{257}ustar": ("a tar archive", _UNPACKED.format("tar -xOf")),
     rb"ORC[\x00-\x1f]": ("ORC", _BY_PANDAS.format("orc(sys.argv[1])")),
     rb"ARROW1|FEA1": ("Feather (Arrow IPC)", _BY_PANDAS.format("feather(sys.argv[1])")),
-    rb"\xff\xff\xff\xff": ("a stream of Arrow IPC", _BY_ARROW),
     rb"Obj\x01": ("Avro", _BY_DUCKDB),
     rb"SQLite format 3\0": ("SQLite", "sqlite3 -header -csv {file} 'SELECT * FROM A_TABLE' > {stem}.csv"),
     rb".{8}DUCK": ("DuckDB", "duckdb {file} \"COPY A_TABLE TO '{stem}.parquet'\""),
     rb"\x89HDF": ("HDF5", _BY_PANDAS.format("hdf(sys.argv[1])")),
     rb"\x80[\x02-\x05][\x8c\x95cq}\]]": ("a pickle", _BY_PANDAS.format("pickle(sys.argv[1])")),
-    rb"SEQ[\x04-\x06]": ("a sequence file of Hadoop", "hdfs dfs -text {file} > {stem}.csv"),
     rb"PARE": ("encrypted Parquet", "write it without encryption"),
     rb"\xff\xfe|\xfe\xff": ("text in UTF-16", "iconv -f UTF-16 -t UTF-8 {file} > {stem}.utf8.csv"),
     rb"version https://git-lfs": ("a pointer of Git LFS", "git lfs pull"),

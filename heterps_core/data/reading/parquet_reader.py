@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -175,29 +177,33 @@ def open_parquet(path: SourcePath | str) -> pa.NativeFile:
     return path.open_ranges() if isinstance(path, BucketPath) else pa.OSFile(str(path))
 
 
-def columns_in_common(paths: Sequence[SourcePath], *, with_values: bool = True) -> pa.Schema:
+def columns_in_common(paths: Sequence[SourcePath], *, are_stored: bool = False) -> pa.Schema:
     """Return the columns of Parquet files, each with a type that the values of all can be cast to.
 
     Args:
         paths: The files.
-        with_values: Columns that folders or partitions have a value of are among them.
+        are_stored: Whether they are for a reader that knows nothing of tables: without values of partitions.
 
     Raises:
-        DataError: A file is damaged.
+        DataError: A file is damaged, or such a reader would find other rows or columns.
     """
     with ThreadPoolExecutor() as pool:
-        of_files = list(pool.map(_read_columns, paths))
+        of_files = list(pool.map(partial(_read_columns, are_stored=are_stored), paths))
     types: dict[str, list[pa.DataType]] = {}
-    for columns, values in of_files:
-        for field in columns:
-            if with_values or field.name not in values:
-                types.setdefault(field.name, []).append(field.type)
+    for field in chain.from_iterable(of_files):
+        types.setdefault(field.name, []).append(field.type)
     return pa.schema([(name, _common_type(found)) for name, found in types.items()])
 
 
-def _read_columns(path: SourcePath) -> tuple[pa.Schema, Collection[str]]:
+def _read_columns(path: SourcePath, *, are_stored: bool) -> pa.Schema:
     with parquet_rows(path) as rows:
-        return rows.columns, rows.view.values
+        if are_stored and not rows.is_as_stored:
+            raise DataError(
+                path,
+                f"has {len(rows.deleted):,} deleted rows or renamed columns of its table, which a query does not "
+                f"see; compact the table, or train without prepare_sql",
+            )
+        return pa.schema(each for each in rows.columns if not (are_stored and each.name in rows.view.values))
 
 
 def _common_type(types: Sequence[pa.DataType]) -> pa.DataType:

@@ -222,20 +222,9 @@ def test_a_parquet_file_without_rows_beside_others_is_no_error(tmp_path):
             r"second.parquet: must have the columns I3; has label, .* or leave them out of the schema",
         ),
         ("I3", pa.list_(pa.int64()), r"second.parquet: column I3 holds a list<\w+: int64> in each row"),
-        (
-            "C3",
-            pa.float64(),
-            r"second.parquet: column C3 must be written as in .* holds double where .*first.par",
-        ),
-        (
-            "C3",
-            pa.date32(),
-            r"second.parquet: column C3 .* holds date32.* where .* leave C3 out of the schema",
-        ),
     ],
 )
 def test_files_of_one_source_whose_columns_differ_are_reported_apart(tmp_path, column, kind, problem):
-    """Categories by their types only where a model keeps the first rule for texts."""
     write_parquet(tmp_path / "in" / "first.parquet", 50)
     table = pq.read_table(tmp_path / "in" / "first.parquet").drop_columns([column])
     if kind is not None:
@@ -243,7 +232,7 @@ def test_files_of_one_source_whose_columns_differ_are_reported_apart(tmp_path, c
     pq.write_table(table, tmp_path / "in" / "second.parquet")
 
     with pytest.raises(DataError, match=problem):
-        prepare(tmp_path / "in", tmp_path / "out", text_rule=FIRST_TEXT_RULE)
+        prepare(tmp_path / "in", tmp_path / "out")
 
 
 UTC_TIMES = [datetime(2026, 11, day, 12, 30, tzinfo=UTC) for day in (1, 2, 3, 4)]

@@ -3,11 +3,15 @@
 import gzip
 from datetime import date
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flows.cli import main
+from heterps_core.data.schema import DataSchema
 from heterps_core.data.synthetic.click_stream import write_click_days
 from heterps_core.errors import DataError
+from heterps_core.json_file import write_json
 from infra.workspace import Workspace
 from tasks.data import prepare_data
 from tasks.sources import ClickSource
@@ -41,6 +45,20 @@ def test_what_is_unusual_is_one_line_and_a_status_that_stops_a_script(damaged_da
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "has what is unusual beside the rows before: I2 has one value at most" in error
+
+
+def test_rows_out_of_the_order_of_time_are_refused(tmp_path, capsys):
+    pq.write_table(pa.table({"click": [0, 1], "site": ["a", "b"], "at": [2, 1]}), tmp_path / "rows.parquet")
+    schema = DataSchema(name="clicks", label_column="click", categorical_columns=("site",), time_column="at")
+    write_json(tmp_path / "schema.json", schema.to_json())
+
+    assert (
+        main(["check-data", str(tmp_path / "rows.parquet"), "--schema", str(tmp_path / "schema.json")]) == 2
+    )
+
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "rows must be in the order of at" in error
 
 
 def test_a_night_that_shall_stop_does_and_one_that_shall_tell_goes_on(damaged_days, tmp_path, caplog):

@@ -1,5 +1,4 @@
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +62,6 @@ def test_a_day_that_is_drawn_alike_has_no_finding(day):
             {"tags": [None, ["t1"]] * (ROWS // 2)},
             "tags has one value at most; is missing in 50% of the rows, 0% before",
         ),
-        ({"at": pa.array(range(ROWS, 0, -1), pa.timestamp("s"))}, "at: rows are not in its order (100%"),
     ],
 )
 def test_what_changed_is_reported_with_its_column(day, changed, finding):
@@ -103,23 +101,6 @@ def test_a_column_that_tells_the_label_alone_is_reported(day):
     assert check_day(day("today", 1, **leaking), SCHEMA).findings == [
         "site tells the label alone (AUC 1.000)"
     ]
-
-
-def test_rows_in_the_order_of_one_column_of_times_need_not_be_in_that_of_another(day):
-    shuffled = np.random.default_rng(0).permutation(ROWS)
-
-    check = check_day(day("today", 1, born=pa.array(shuffled.astype(np.int32), pa.date32())), SCHEMA)
-
-    assert check.findings == []
-
-
-def test_rows_must_be_in_the_order_of_the_column_that_the_schema_names(day):
-    shuffled = np.random.default_rng(0).permutation(ROWS)
-    table = day("today", 1, shown=pa.array(shuffled, pa.timestamp("s")))
-
-    (finding,) = check_day(table, replace(SCHEMA, time_column="shown")).findings
-
-    assert finding.startswith("shown: rows are not in its order")
 
 
 def test_an_odd_name_of_a_column_is_shown_in_one_line(tmp_path):

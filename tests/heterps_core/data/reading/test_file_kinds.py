@@ -44,11 +44,6 @@ def tarred(buffer):
         archive.addfile(tarfile.TarInfo("rows.csv"), io.BytesIO())
 
 
-def streamed(buffer):
-    with pa.ipc.new_stream(buffer, TABLE.schema) as writer:
-        writer.write_table(TABLE)
-
-
 def in_sqlite():
     connection = sqlite3.connect(":memory:")
     connection.execute("CREATE TABLE clicks (label, site)")
@@ -73,7 +68,6 @@ OTHERS = {
         in_memory(lambda buffer: feather.write_feather(TABLE, buffer)),
         "Feather .*read_feather",
     ),
-    "rows.arrows": (in_memory(streamed), "a stream of Arrow IPC: python -c .*open_stream"),
     "rows.avro": (b"Obj\x01\x04\x16avro.schema", "Avro: duckdb"),
     "rows.sqlite": (in_sqlite(), "SQLite: sqlite3 -header -csv rows.sqlite"),
     "rows.pkl": (pickle.dumps({"label": [0]}), "a pickle: "),
