@@ -1,28 +1,26 @@
-"""Prices for a run: their files and age, a refresh of all, and a re-check of a purchase."""
+"""Prices for a run: their files and age, and a refresh of all."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from heterps_core.device_types import DEVICE_TYPES
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer
-from infra.billing.caps import Caps
 from infra.inventory import OwnPrices, inventory_path, reserved_offers
-from infra.prices.live_prices import LivePrices, Recheck, Refresh, recheck, refresh
+from infra.prices.live_prices import LivePrices, Refresh, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.prices.region_rates import write_rates
 from infra.providers import get_provider
 from infra.workspace import Workspace
-from tasks.provisioning import Provisioning, find_offers, within_caps
+from tasks.provisioning import find_offers
 from tasks.steps import REPEATABLE, step
 
-_REFRESH_AFTER = timedelta(hours=6)
-"""Before machines are rented, older prices are asked for again."""
+_REFRESH_AFTER = timedelta(hours=1)
+"""Before a plan that rents machines, older prices are asked for again; caps and bill are by its prices."""
 
 RENTED_AS = "local"
 """The provider whose prices stand for those of rented machines."""
@@ -119,54 +117,3 @@ def _refresh_before_renting(workspace: Workspace, provider: str, *, regions: Seq
         refresh_prices_of(workspace, prices, regions=regions)
     except ProvisioningError as problem:
         logger.warning("%s", problem)
-
-
-@step("check prices again")
-def recheck_prices(
-    provisioning: Provisioning, *, provider: str, caps: Caps, spent_this_month_usd: float = 0.0
-) -> Provisioning:
-    """Ask again for the prices of machines right before their launch; the run's bill is frozen at them.
-
-    A price that cannot be asked for stays as planned, which is logged. The plan stays the same: its prices
-    are at most `_REFRESH_AFTER` old, and a plan that moves with every cent would never be launched. Alternatives and
-    fall-backs that would break a cap at the prices of now are left out.
-
-    Raises:
-        BudgetExceededError: At the prices of now a cap is exceeded; nothing was launched.
-    """
-    offers = dict.fromkeys(
-        offer for plan in provisioning.plans for offer in plan.offers if not offer.is_reserved
-    )
-    rented_from = get_provider(provider)
-    result = _recheck(rented_from.live_prices, list(offers))
-    for line in result.moves:
-        logger.warning("price moved since the plan was made: %s", line)
-    for problem in result.problems:
-        logger.warning("a price could not be checked again and stays as planned: %s", problem)
-    launch_plan = result.applied_to(provisioning.launch_plan)
-    price, planned_price = map(rented_from.billed_usd_per_hour, (launch_plan, provisioning.launch_plan))
-    predicted_cost_usd = provisioning.predicted_cost_usd * (price / planned_price)
-    launch_plan, *fallbacks = within_caps(
-        [launch_plan, *(result.applied_to(plan) for plan in provisioning.fallback_plans)],
-        caps,
-        provider=rented_from,
-        predicted_cost_usd=predicted_cost_usd,
-        bucket_usd=provisioning.bucket_usd,
-        spent_this_month_usd=spent_this_month_usd,
-    )
-    return replace(
-        provisioning,
-        cloud_plan=launch_plan,
-        launch_plan=launch_plan,
-        fallback_plans=tuple(fallbacks),
-        predicted_cost_usd=predicted_cost_usd,
-    )
-
-
-def _recheck(prices: type[LivePrices] | None, offers: Sequence[InstanceOffer]) -> Recheck:
-    if prices is None:
-        return Recheck(offers={}, problems=())
-    try:
-        return recheck(prices.with_own_clients(), offers, now=datetime.now(UTC))
-    except ProvisioningError as problem:
-        return Recheck(offers={}, problems=(str(problem),))

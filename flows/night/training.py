@@ -11,6 +11,8 @@ from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.training.outcome import Complete, Failed, Stopped
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.training.training_run import TrainingRun
+from infra.billing.caps import Caps
+from infra.providers import get_provider
 from infra.providers.base import InsufficientCapacityError
 from tasks.clusters import bills_of_run, keep_storage_usage
 from tasks.judging.baseline import measure_baselines
@@ -27,7 +29,7 @@ from tasks.reports.run_report import RunReport, training_summary
 from tasks.running.budget import within_budget
 from tasks.running.fleet import Fleet, FleetRun, launched
 from tasks.running.losses import restarts_of
-from tasks.running.night_fleet import NightFleet, Replan, at_prices_of_now, replan_without
+from tasks.running.night_fleet import NightFleet, Replan, replan_without
 from tasks.running.progress import log_block, log_step
 from tasks.running.tidying import drop_what_resuming_needs
 from tasks.training import resume_summary, stopped_error, write_job
@@ -37,7 +39,7 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
     """Train on the machines of a plan, and on others where some are lost, or return how to plan again.
 
     Raises:
-        BudgetExceededError: A cap is exceeded at the prices of now, or was reached.
+        BudgetExceededError: A cap is exceeded, or was reached.
         ProvisioningError: Machines are not available, and no other device types are left.
         RunStoppedError: The run was asked to stop.
         TrainingError: A worker failed in a way that would come again, or too many launches were lost.
@@ -67,7 +69,9 @@ def train_night(run: OpenedRun, plan: NightPlan) -> TrainingRun | Replan:
         max_restarts_per_hour=run.asked.max_restarts_per_hour,
         write_job=lambda bought: write(bought, is_under_way=True),
     )
-    bought = at_prices_of_now(fleet_run, plan.report.provisioning)
+    bought = plan.report.provisioning
+    if get_provider(run.asked.provider).charges_services and run.asked.caps == Caps():
+        log_step("caps", "no cap set; set max_usd_per_run or max_usd_per_month")
     if run.is_resumed:
         log_step("resume", resume_summary(run.directory))
     write(bought)

@@ -1,4 +1,4 @@
-"""What a cloud is asked for: its prices of now, at a refresh of all of them and right before a purchase is launched.
+"""What a cloud is asked for: its prices of now, at a refresh of all of them, as before a plan that rents.
 
 An answer for a region replaces all that was known of that region and market, so that what is no longer sold
 is gone. Where it could not be asked, the offers that were known stay, with the age that they have.
@@ -7,25 +7,19 @@ is gone. Where it could not be asked, the offers that were known stay, with the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Self
 
 from heterps_core.errors import ProvisioningError
 from heterps_core.hardware import InstanceOffer, InstanceType, Market, Price
-from heterps_core.plans.provisioning_plan import ProvisioningPlan
-from heterps_core.units import ratio
 from infra.prices.service_charges import Rates
 from infra.prices.spot_charges import SpotHistory
 
 _LAST_CHANGE = timedelta(hours=1)
 """How far back the spot history is asked for; the price in force at its start is always in the answer."""
-
-_MOVED_BY = 0.02
-"""A price counts as moved beyond this share of it; spot prices move by less all the time."""
 
 
 class LivePrices(ABC):
@@ -54,8 +48,8 @@ class LivePrices(ABC):
         """
 
     @abstractmethod
-    def on_demand(self, region: str, *, instance_type: str | None = None) -> Mapping[str, float]:
-        """Return the USD per hour of each instance type of a region, or of one type alone."""
+    def on_demand(self, region: str) -> Mapping[str, float]:
+        """Return the USD per hour of each instance type of a region."""
 
     @abstractmethod
     def spot(
@@ -171,73 +165,3 @@ def _offer(
         **prices.price_now(usd_per_hour, market, now=now).price,
         cloud=prices.cloud,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recheck:
-    """Which prices were asked for again, and which could not be."""
-
-    offers: Mapping[InstanceOffer, InstanceOffer]
-    problems: tuple[str, ...]
-    """One line for each question that the cloud did not answer; those offers keep price and age."""
-
-    @property
-    def moves(self) -> tuple[str, ...]:
-        """One line for each price that moved by more than `_MOVED_BY`."""
-        return tuple(
-            f"{old.instance_type.name} in {old.place}, {old.market}: {old.price_usd_per_hour:.4f} -> "
-            f"{new.price_usd_per_hour:.4f} USD/hour ({_moved_by(old, new):+.0%})"
-            for old, new in self.offers.items()
-            if abs(_moved_by(old, new)) > _MOVED_BY
-        )
-
-    def applied_to(self, plan: ProvisioningPlan) -> ProvisioningPlan:
-        """Return a plan with the prices of now, alternatives in the order of those."""
-        groups = tuple(
-            replace(
-                group,
-                offer=self.offers.get(group.offer, group.offer),
-                alternatives=tuple(
-                    sorted(
-                        (self.offers.get(offer, offer) for offer in group.alternatives),
-                        key=lambda offer: offer.price_usd_per_hour,
-                    )
-                ),
-            )
-            for group in plan.groups
-        )
-        return replace(plan, groups=groups)
-
-
-def recheck(prices: LivePrices, offers: Iterable[InstanceOffer], *, now: datetime) -> Recheck:
-    """Ask for the prices of offers again: each type on-demand, and all pools of a region on spot at once."""
-    found: dict[InstanceOffer, InstanceOffer] = {}
-    problems: list[str] = []
-    questions: dict[tuple[str, Market, str], list[InstanceOffer]] = defaultdict(list)
-    for offer in offers:
-        name = "" if offer.market is Market.SPOT else offer.instance_type.name
-        questions[offer.region, offer.market, name].append(offer)
-    for (region, market, name), same in questions.items():
-        usd_per_hour: dict[tuple[str, str | None], float]
-        with _noted(problems):
-            if market is Market.SPOT:
-                names = sorted({offer.instance_type.name for offer in same})
-                histories = prices.spot(region, names, since=now - _LAST_CHANGE)
-                usd_per_hour = {pool: history.last_usd_per_hour for pool, history in histories.items()}
-            else:
-                on_demand = prices.on_demand(region, instance_type=name)
-                usd_per_hour = {(each, None): usd for each, usd in on_demand.items()}
-            for offer in same:
-                pool = (offer.instance_type.name, offer.zone if market is Market.SPOT else None)
-                if pool in usd_per_hour:
-                    price = prices.price_now(usd_per_hour[pool], market, now=now)
-                    found[offer] = replace(offer, **price.price)
-                else:
-                    problems.append(f"{prices.cloud} names no {market} price of {pool[0]} in {offer.place}")
-    return Recheck(offers=found, problems=tuple(problems))
-
-
-def _moved_by(old: InstanceOffer, new: InstanceOffer) -> float:
-    """Return the share by which a price rose; 1 for a new price."""
-    difference = new.price_usd_per_hour - old.price_usd_per_hour
-    return ratio(difference, old.price_usd_per_hour, otherwise=float(difference > 0))

@@ -117,10 +117,14 @@ class ProcessProvider(Provider):
     ) -> tuple[str, ...]:
         """End all machines of a run; see `Provider.end_run`.
 
-        A node that was up and that its home has forgotten, as after an outage, is charged since it was up, to the end
-        of its lease; a machine that was asked for and waits is none.
+        A node that was up and that its home has forgotten, as after an outage, or does not tell of, is charged since
+        it was up, to the end of its lease; a machine that was asked for and waits is none.
         """
-        living = self.living_nodes(run_id)
+        try:
+            living = self.living_nodes(run_id)
+        except ProvisioningError:
+            self._note_lost_nodes(run_id, None, ledger=ledger, reason=reason, problem=problem)
+            raise
         try:
             self._note_lost_nodes(run_id, living, ledger=ledger, reason=reason, problem=problem)
         finally:
@@ -129,15 +133,17 @@ class ProcessProvider(Provider):
         return ended
 
     def _note_lost_nodes(
-        self, run_id: str, living: Collection[str], *, ledger: Ledger, reason: EndReason, problem: str
+        self, run_id: str, living: Collection[str] | None, *, ledger: Ledger, reason: EndReason, problem: str
     ) -> None:
+        """Charge nodes that were up and do not live; where none can say which live (None), all that were up."""
         for entry in ledger.entries(run_id=run_id):
             node_id = entry.node_id
-            if entry.state is not EntryState.INTENDED or node_id in living:
+            if entry.state is not EntryState.INTENDED or node_id in (living or ()):
                 continue
             up_at = self._up_since(entry)
             if up_at is None:
-                ledger.failed(run_id, node_id, reason=problem, at=self.now())
+                if living is not None:
+                    ledger.failed(run_id, node_id, reason=problem, at=self.now())
                 continue
             ledger.launched(run_id, node_id, provider_instance_id=f"{run_id}/{node_id}", at=up_at)
             # Out of reach, it ends itself by then.

@@ -116,7 +116,7 @@ def decide(
     Where none is in time, the one that ends first is best; equal ways stand in the order keep, replace, re-plan.
 
     Args:
-        wanted: The fleet with its missing machines, whose purchase is at the prices of now; machines that live are
+        wanted: The fleet with its missing machines, at the prices of its purchase; machines that live are
             paid at the prices of their launch.
         missing: Ids of the missing machines.
         is_training: The others train meanwhile.

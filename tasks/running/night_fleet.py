@@ -20,15 +20,12 @@ from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.training.outcome import Complete, Failed, MachinesLost, Stopped
 from heterps_core.training.step_metrics import read_progress
 from infra.billing.budget import BudgetWatch
-from infra.billing.caps import Caps
 from infra.machines.failover import SPOT_RETRY_S
-from infra.providers import get_provider
 from infra.providers.base import InsufficientCapacityError
-from tasks.prices import recheck_prices
 from tasks.provisioning import Provisioning
 from tasks.records.run_ids import utc_now
 from tasks.records.run_record import note_file
-from tasks.running.budget import check_not_stopped, spending_of, spent_this_month_usd
+from tasks.running.budget import check_not_stopped, spending_of
 from tasks.running.fleet import Fleet, FleetRun, end_nodes, replaced, with_causes
 from tasks.running.fleet_decision import Rest, Way, decide
 from tasks.running.losses import LOSSES_FILE, losses_document, note_decision, note_loss, slowness_of
@@ -59,26 +56,6 @@ def replan_without(run: FleetRun, bought: Provisioning, problem: InsufficientCap
         raise problem
     log_step("replan", f"without {', '.join(sorted(without))}: {problem}")
     return Replan(without)
-
-
-def at_prices_of_now(run: FleetRun, bought: Provisioning) -> Provisioning:
-    """Return a purchase at the prices of now, which stay where no price can be asked for.
-
-    Raises:
-        BudgetExceededError: It exceeds a cap.
-    """
-    if get_provider(run.provider_name).live_prices is None:
-        return bought
-    rechecked = recheck_prices(
-        bought,
-        provider=run.provider_name,
-        caps=run.caps,
-        spent_this_month_usd=spent_this_month_usd(run.workspace, run.provider_name),
-    )
-    log_step("prices", rechecked.summary)
-    if run.caps == Caps():
-        log_step("caps", "no cap set; set max_usd_per_run or max_usd_per_month")
-    return rechecked
 
 
 class NightFleet:
@@ -191,10 +168,6 @@ class NightFleet:
         refused: dict[Way, str] = {}
         without: frozenset[str] = frozenset()
         rest = self._rest(step)
-        try:
-            wanted = replace(wanted, bought=at_prices_of_now(self.run, wanted.bought))
-        except BudgetExceededError as problem:
-            refused[Way.REPLACE] = str(problem)
         while True:
             decision = decide(
                 rest, wanted, missing, is_training=is_training, refused=refused, without=without

@@ -12,13 +12,11 @@ from heterps_core.hardware import DeviceKind
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.profiling.measurement.layer_profiler import trace_model
 from heterps_core.profiling.measuring_process import ProfileRequest
-from heterps_core.profiling.profiling_node import follow_profiling
-from heterps_core.training.monitor import publish_cluster
 from infra.billing.caps import Caps
 from infra.providers import provider_of
 from infra.workspace import Workspace
 from tasks.clusters import bills_of_run, directory_of_run
-from tasks.planning.device_profiles import TIME_LIMIT_S, measuring_plan, rented_for_measuring
+from tasks.planning.device_profiles import measure_device_types, measuring_plan, rented_for_measuring
 from tasks.planning.regions import Regions
 from tasks.prices import catalogue_of, device_types_of
 from tasks.provisioning import find_offers, not_rentable
@@ -60,8 +58,7 @@ def try_launch(workspace: Workspace, provider: str, *, region: str | None) -> st
             spent_this_month_usd=spent_this_month_usd(workspace, provider),
         ) as cluster:
             up_s = time.monotonic() - began_s
-            publish_cluster(run, cluster)
-            results = follow_profiling(run, cluster, time_limit_s=TIME_LIMIT_S)
+            results = measure_device_types.fn(run, cluster)
             measured_s = time.monotonic() - began_s
     finally:
         workspace.forget_run_key(run_id)

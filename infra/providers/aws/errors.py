@@ -60,8 +60,6 @@ WAYS_OUT = {
     "OptInRequired": "enable this region for the account, or take another one",
     "InvalidAMIID.NotFound": "give the id of an image in this region",
     "InvalidSubnetID.NotFound": "give the id of a subnet in this region",
-    "InvalidKeyPair.NotFound": "name a key pair of this region in HETERPS_AWS_KEY (aws ec2 describe-key-pairs), or "
-    "unset it",
     "NoSuchEntity": "check the ARN in HETERPS_AWS_NODE_BOUNDARY: aws iam get-policy --policy-arn must know it, or "
     "the name in HETERPS_AWS_INSTANCE_PROFILE: aws iam get-instance-profile --instance-profile-name must know it",
     "LimitExceeded": "delete roles that no one needs, or ask for a higher quota of IAM in Service Quotas",

@@ -52,7 +52,6 @@ class MachineSettings:
     own_tags: Mapping[str, str] = field(default_factory=dict)
     """On everything that a run makes, as a company may demand."""
 
-    key_name: str | None = None
     workspace: str = "default"
     """Name of their owner, where several share an account: at most 32 letters, digits, '.', '_' and '-'."""
 
@@ -72,7 +71,6 @@ class MachineSettings:
             node_boundary=variables.get(node_role.BOUNDARY_VARIABLE) or None,
             instance_profile=variables.get(node_role.PROFILE_VARIABLE) or None,
             own_tags=own_tags(variables.get("HETERPS_AWS_TAGS", "")),
-            key_name=variables.get("HETERPS_AWS_KEY") or None,
             workspace=variables.get("HETERPS_AWS_WORKSPACE") or workspace,
         )
 
@@ -235,7 +233,6 @@ class RunLaunch(RunParts):
                 security_group_id=group_id,
                 first_boot=self.first_boot,
                 instance_profile=profile,
-                key_name=self.machines.key_name,
                 table_disk=table_disk,
                 tags={
                     "Name": f"heterps {self.run_id}",

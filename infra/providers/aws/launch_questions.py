@@ -82,12 +82,6 @@ def _quota(account: Account, quota: Quota) -> str:
     return f"{vcpus:g} vCPUs at a time"
 
 
-def _key_pair(account: Account) -> str:
-    if name := account.machines.key_name:
-        account.ec2.describe_key_pairs(KeyNames=[name])
-    return name or "none asked for"
-
-
 def _default_key(account: Account) -> str:
     """Look at the key that encrypts volumes; that of AWS needs no rights."""
     key: str = account.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
@@ -131,7 +125,6 @@ def _rehearsal(account: Account) -> str:
             table_disk=None,
             tags=tags,
             instance_profile=machines.instance_profile,
-            key_name=machines.key_name,
         )
         make_template(ec2, name, data, tags=tags)
         undo.callback(delete_template, ec2, name)
@@ -178,7 +171,6 @@ LAUNCH_QUESTIONS = (
         for name, quotas in _QUOTAS.items()
         for market, quota in quotas.items()
     ),
-    Question(what="key pair", ask=_key_pair),
     Question(what="key of volumes", ask=_default_key),
     Question(what="AWS may launch", ask=_rehearsal, is_right=True),
     Question(what="AWS may see node roles", ask=_node_roles, is_right=True),

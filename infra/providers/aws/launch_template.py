@@ -35,11 +35,10 @@ def template_data(
     security_group_id: str,
     first_boot: str,
     instance_profile: str | None,
-    key_name: str | None,
     table_disk: TableDisk | None,
     tags: dict[str, str],
 ) -> RequestLaunchTemplateDataTypeDef:
-    """Return a template: ends itself on shutdown, metadata with a session only, encrypted disk, no key by default."""
+    """Return a template: ends itself on shutdown, metadata with a session only, encrypted disk, no key."""
     tag_list = as_tag_list(tags)
     data: RequestLaunchTemplateDataTypeDef = {
         "ImageId": image["ImageId"],
@@ -74,8 +73,6 @@ def template_data(
     }
     if instance_profile is not None:
         data["IamInstanceProfile"] = {"Name": instance_profile}
-    if key_name is not None:
-        data["KeyName"] = key_name
     return data
 
 

@@ -111,13 +111,10 @@ class AwsPrices(LivePrices):
             known = boto3.session.Session().get_available_regions("ec2")
         return names_matching(patterns, known, family="region of AWS")
 
-    def on_demand(self, region: str, *, instance_type: str | None = None) -> dict[str, float]:
+    def on_demand(self, region: str) -> dict[str, float]:
         """Ask the Pricing API; see `LivePrices.on_demand`."""
-        filters = {**_PRODUCT_FILTERS, "regionCode": region}
-        if instance_type is not None:
-            filters["instanceType"] = instance_type
         with explained(f"give on-demand prices in {region}"):
-            found = self._products("AmazonEC2", filters)
+            found = self._products("AmazonEC2", {**_PRODUCT_FILTERS, "regionCode": region})
             return _highest((each.get("instanceType"), usd) for each, unit, usd in found if unit == "Hrs")
 
     def rates(self, region: str, *, now: datetime) -> dict[str, ServiceRate]:

@@ -30,7 +30,7 @@ FLEET = bought(4)
 def decided(
     *lost_ids,
     fleet=FLEET,
-    at_prices_of_now=None,
+    purchase=None,
     problem=STEADY,
     slowness=1.0,
     refused=None,
@@ -41,7 +41,7 @@ def decided(
     rest = slowed(replace(problem, num_samples=problem.num_samples / 2), slowness)
     return decide(
         Rest(problem=rest, **limits),
-        replace(fleet_of(fleet), bought=at_prices_of_now or fleet),
+        replace(fleet_of(fleet), bought=purchase or fleet),
         lost_ids or ("stage0-node3",),
         is_training=is_training,
         refused=refused or {},
@@ -104,7 +104,7 @@ def test_a_cap_is_kept_before_the_deadline_is_asked():
 def test_a_price_that_rose_since_the_launch_counts_for_what_is_bought_alone():
     rose = bought(4, price_usd_per_hour=2.0)
 
-    assert option(decided(at_prices_of_now=rose), Way.REPLACE).usd == pytest.approx(5 * 3_667.5 / 3_600)
+    assert option(decided(purchase=rose), Way.REPLACE).usd == pytest.approx(5 * 3_667.5 / 3_600)
 
 
 def test_a_run_that_is_slower_than_its_plan_is_rated_by_its_own_speed():

@@ -184,10 +184,6 @@ BROKEN = {
         quota("L-417A185B", 8.0),
         ("quota of on-demand P", NOTE, "must be 16 .* is 8; .*L-417A185B.* 192"),
     ),
-    "a key pair that does not exist": (
-        setting(key_name="none"),
-        ("key pair", MISSING, "InvalidKeyPair.NotFound.*HETERPS_AWS_KEY"),
-    ),
     "a key of volumes that is disabled": (
         disabled_key,
         ("key of volumes", MISSING, "is Disabled.*aws kms enable-key"),

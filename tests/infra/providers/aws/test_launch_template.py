@@ -121,15 +121,15 @@ def test_lease_and_run_are_on_the_template_and_its_machines(launch, client):
     assert 590 < (datetime.fromisoformat(lease) - before).total_seconds() < 620
 
 
-def test_image_key_and_subnet_are_those_that_were_given(server, launch, wire, client):
+def test_image_and_subnet_are_those_that_were_given(server, launch, wire, client):
     subnet = client.describe_subnets()["Subnets"][0]["SubnetId"]
     image = client.describe_images()["Images"][0]["ImageId"]
-    machines = MachineSettings(image_ids=(image,), subnet_ids=(subnet,), key_name="on-call")
+    machines = MachineSettings(image_ids=(image,), subnet_ids=(subnet,))
 
     launch(provider=AwsEc2Provider(client, machines))
 
     _, data = template_of(client)
-    assert (data["ImageId"], data["KeyName"]) == (image, "on-call")
+    assert data["ImageId"] == image
     assert "IamInstanceProfile" not in data  # a folder needs no role
     subnets = {
         value

@@ -12,8 +12,9 @@ from heterps_core.plans.provisioning_plan import TableDisk
 from infra.ledger.ledger import EndReason
 from infra.machines.sweeper import sweep
 from infra.providers.aws.prices import AwsPrices
-from tests.infra.builders import plan, with_disks
-from tests.infra.faults import provider_with_roles, unlike_plan
+from infra.providers.aws.queries import vcpus_in_use
+from tests.infra.builders import bootstrap, plan, with_disks
+from tests.infra.faults import in_bucket, provider_with_roles, unlike_plan
 from tests.infra.providers.aws.set_up import SERVICES, set_up
 from tests.infra.providers.aws.test_architectures import mixed_plan
 from tests.moto_server import REGION
@@ -87,7 +88,6 @@ def ask_prices(ec2, server, judge):
     )
     prices, now = AwsPrices(pricing, lambda region: ec2), datetime.now(UTC)
     prices.on_demand(REGION)
-    prices.on_demand(REGION, instance_type="c7i.large")
     prices.rates(REGION, now=now)
     prices.spot(REGION, ["c7i.large", "g4dn.xlarge"], since=now - timedelta(hours=1))
     prices.sizes(REGION, ["c7i", "c8g", "g4dn", "i4i"])
@@ -95,7 +95,7 @@ def ask_prices(ec2, server, judge):
 
 @pytest.mark.slow
 def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_model(
-    watched, launch, ledger, server
+    watched, launch, ledger, server, tmp_path
 ):
     provider, calls, found, judge = watched
     server.add_arm_image()
@@ -116,11 +116,13 @@ def test_no_call_of_lives_with_processors_cards_spot_disks_and_arm_violates_the_
         list(account.checks())
     for number, each in enumerate(plans):
         run_id = f"night-{number}"
-        cluster = launch(each, provider=provider, run_id=run_id)
+        with provider.prepared(run_id, in_bucket(bootstrap(tmp_path), run_id)):
+            cluster = launch(each, provider=provider, run_id=run_id)
         provider.wait_until_ready(cluster, timeout_s=10)
+        assert sum(vcpus_in_use(provider.client).values()) > 0
         provider.renew_lease(run_id, until=datetime.now(UTC) + timedelta(seconds=600))
         provider.end_run(run_id, ledger=ledger, reason=EndReason.RUN_ENDED)
-    sweep(provider, now=datetime.now(UTC) + timedelta(hours=1), ledger=ledger)
+    sweep(provider, now=datetime.now(UTC) + timedelta(hours=2), ledger=ledger)
     provider.spot_prices(ledger.entries())
 
     assert found == []
