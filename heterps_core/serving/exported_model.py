@@ -113,7 +113,7 @@ class ClickPredictor:
             # Copies, as torch warns of arrays that it may not write, such as mapped ones.
             ids = ids_NK[part].copy()
             for columns in self._shared_ids:
-                ids[np.ix_(_rows_like_the_one_before(ids_NK[part][:, columns]), columns)] = NO_ID
+                ids[_rows_like_the_one_before(ids_NK[part][:, columns])[:, None], columns] = NO_ID
             batch = ClickBatch.from_numpy(dense_ND[part].copy(), ids, labels)
             with torch.no_grad():
                 logits.append(run_layers(self.layers, batch, None).squeeze(1).double())
@@ -124,16 +124,15 @@ class ClickPredictor:
 
 def _ids_of_histories(features: FeatureSpec) -> list[list[int]]:
     """Return the columns of ids of each history, whose sequences rows share together."""
-    slots = [slot for slot, pooling in enumerate(features.slot_poolings) if pooling == SEQUENCE]
     columns: dict[int, list[int]] = {}
-    for slot in slots:
-        columns.setdefault(features.slot_histories[slot], []).extend(features.id_columns[slot])
+    for slot, history in enumerate(features.slot_histories):
+        if features.slot_poolings[slot] == SEQUENCE:
+            columns.setdefault(history, []).extend(features.id_columns[slot])
     return list(columns.values())
 
 
 def _rows_like_the_one_before(ids_NT: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    is_same = (ids_NT[1:] == ids_NT[:-1]).all(1)
-    rows = np.flatnonzero(is_same) + 1
+    rows = np.flatnonzero((ids_NT[1:] == ids_NT[:-1]).all(1)) + 1
     return rows[rows % _ROWS_PER_HISTORY > 0]
 
 
