@@ -122,7 +122,8 @@ def problem_of_cheapest_zone(
 def with_enough_units(problem: SchedulingProblem, caps: Mapping[str, float]) -> SchedulingProblem:
     """Return the problem with the least of `_MAX_UNITS` for each device type that some plan keeps, or the most.
 
-    No device type has more than its cap, where it has one.
+    No device type has more than its cap, where it has one. Where that leaves a type with fewer, stages may have two:
+    elsewhere more units of one type cost no more.
     """
     for most in _MAX_UNITS:
         units = {
@@ -137,7 +138,9 @@ def with_enough_units(problem: SchedulingProblem, caps: Mapping[str, float]) -> 
         problem = replace(problem, device_types=units)
         if may_have_plan(problem):
             break
-    return problem
+    is_limited = any(unit.max_units == caps.get(name) for name, unit in problem.device_types.items())
+    may_mix = problem.step_model is StepModel.TRAINER and not problem.drains
+    return replace(problem, mixes_device_types=is_limited and may_mix)
 
 
 def _units(

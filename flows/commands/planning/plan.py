@@ -107,7 +107,7 @@ def plan_table(problem: SchedulingProblem, result: SearchResult, *more: tuple[st
         (
             index,
             f"{part.stage.first_layer}..{part.stage.last_layer}",
-            part.stage.device_types,
+            part.stage.units if part.stage.second_device_type else part.stage.device_type,
             part.stage.num_replicas,
             part.compute_seconds * 1e3,
             part.communication_seconds * 1e3,

@@ -177,7 +177,7 @@ def _stage_table(simulation: PlanSimulation) -> Table:
             (
                 index,
                 f"{part.stage.first_layer}..{part.stage.last_layer}",
-                part.stage.device_types,
+                part.stage.units if part.stage.second_device_type else part.stage.device_type,
                 part.stage.num_replicas,
                 *map(_percent, astuple(use)),
             )
