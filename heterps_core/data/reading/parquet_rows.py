@@ -103,13 +103,6 @@ class ViewedPath(PosixPath):
 
     view: TableView
 
-    @classmethod
-    def of(cls, path: str, view: TableView) -> ViewedPath:
-        """Return a file with its view."""
-        file = cls(path)
-        file.view = view
-        return file
-
 
 class ParquetRows:
     """An open Parquet file as its table shows it, for one thread.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from urllib.parse import unquote
 
@@ -30,28 +29,25 @@ def list_table(table: TablePath) -> Snapshot:
         DataError: Rows of a file that it does not list are deleted.
     """
     opened = DeltaTable(table.place, version=int(table.snapshot_id) if table.snapshot_id else None)
-    fields, mode = (
-        opened.schema().fields,
-        opened.metadata().configuration.get("delta.columnMapping.mode", "none"),
-    )
-    inner = {
-        field.name: field.name if mode == "none" else str(field.metadata["delta.columnMapping.physicalName"])
-        for field in fields
-    }
-    keys: dict[str, Sequence[int | str]] = {name: (column,) for name, column in inner.items()}
-    if mode == "id":
-        keys = {field.name: (field.metadata["delta.columnMapping.id"], inner[field.name]) for field in fields}
+    fields = opened.schema().fields
+    mode = opened.metadata().configuration.get("delta.columnMapping.mode")
+    keys: dict[str, tuple[int | str, ...]] = {field.name: (field.name,) for field in fields}
+    if mode in ("name", "id"):
+        found = [
+            [field.metadata[f"delta.columnMapping.{key}"] for key in ("id", "physicalName")]
+            for field in fields
+        ]
+        keys = {field.name: tuple(ids[mode == "name" :]) for field, ids in zip(fields, found, strict=True)}
     masks = _kept_rows(opened)
     added = pa.table(opened.get_add_actions(flatten=True))
     names = [name for name in added.column_names if name.startswith("partition.")]
-    first = f"min.{inner.get(str(table.time_column))}"
+    # Statistics are by the name in files, partitions by that of the table.
+    first = f"min.{keys.get(str(table.time_column), ('',))[-1]}"
     firsts = [first] if first in added.column_names else []
     files = []
     for row in added.select([*names, *firsts, "path"]).to_pylist():
         uri = _uri(table.place, unquote(row["path"]))
-        values = {
-            name.removeprefix("partition."): None if row[name] is None else str(row[name]) for name in names
-        }
+        values = {name.partition(".")[2]: None if row[name] is None else str(row[name]) for name in names}
         files.append(
             TableFile(
                 uri=uri,
@@ -97,7 +93,6 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
                 TableFile(
                     uri=_uri(table.place, unquote(action[kind]["path"])),
                     partition=tuple((action[kind].get("partitionValues") or {}).items()),
-                    first_time=None,
                 )
                 for action in actions
                 if kind in action and action[kind]["dataChange"]

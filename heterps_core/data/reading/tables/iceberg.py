@@ -62,7 +62,7 @@ def list_table(table: TablePath) -> Snapshot:
         for task in tasks
     ]
     mapping = opened.name_mapping()
-    names = {} if mapping is None else {each.field_id: each.names for each in mapping.root}
+    names = {each.field_id: each.names for each in (mapping.root if mapping else ())}
     return Snapshot(
         id=str(snapshot.snapshot_id),
         files=tuple(files),
@@ -131,24 +131,20 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
 def _table_file(
     file: DataFile, schema: Schema, spec: PartitionSpec, time_column: str | None = None
 ) -> TableFile:
+    partition, values = [], {}
     record: Any = file.partition
-    found = list(zip(spec.fields, record, strict=True))
-    partition = tuple(
-        (field.name, field.transform.to_human_string(schema.find_type(field.source_id), value))
-        for field, value in found
-    )
-    values = {
-        schema.find_column_name(field.source_id) or "": None if value is None else text
-        for (field, value), (_, text) in zip(found, partition, strict=True)
-        if isinstance(field.transform, IdentityTransform)
-    }
+    for field, value in zip(spec.fields, record, strict=True):
+        text = field.transform.to_human_string(schema.find_type(field.source_id), value)
+        partition.append((field.name, text))
+        if isinstance(field.transform, IdentityTransform):
+            values[str(schema.find_column_name(field.source_id))] = None if value is None else text
     # Its paths are not quoted, as those of a URI are.
     uri = file.file_path.removeprefix("file://")
-    return TableFile(uri, partition, _first_time(schema, file.lower_bounds or {}, time_column), values)
+    return TableFile(uri, tuple(partition), _first_time(schema, file.lower_bounds or {}, time_column), values)
 
 
 def _first_time(schema: Schema, bounds: dict[int, bytes], column: str | None) -> Any:
-    found = next((field for field in schema.fields if field.name == column), None)
-    if found is None or found.field_id not in bounds or not isinstance(found.field_type, PrimitiveType):
-        return None
-    return from_bytes(found.field_type, bounds[found.field_id])
+    for field in schema.fields:
+        if field.name == column and field.field_id in bounds and isinstance(field.field_type, PrimitiveType):
+            return from_bytes(field.field_type, bounds[field.field_id])
+    return None

@@ -6,9 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from functools import lru_cache
+from importlib import import_module
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, cast
 
+from heterps_core.bucket_files import before_first_use
 from heterps_core.data.reading.arrow_errors import one_line
 from heterps_core.data.reading.bucket_path import BucketPath, SourcePath, source_path
 from heterps_core.data.reading.parquet_rows import TableView, ViewedPath
@@ -37,8 +39,7 @@ def _list(table: TablePath) -> Snapshot:
         raise ConfigurationError(
             f"a snapshot must be a version of Delta or a snapshot id of Iceberg, both whole numbers, got {number!r}"
         )
-    found: Snapshot = _ask(table, "list_table")
-    return found
+    return cast(Snapshot, _ask(table, "list_table"))
 
 
 def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
@@ -47,21 +48,17 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
     Raises:
         DataError: That is not known any more.
     """
-    found: list[Commit] = _ask(pinned(table), "commits_after", snapshot_id)
-    return found
+    return cast(list[Commit], _ask(pinned(table), "commits_after", snapshot_id))
 
 
 def _ask(table: TablePath, function: str, *arguments: str) -> Any:
     """Call a function of the file of the table's kind, with all errors as one line."""
     number = table.snapshot_id
+    for prepare in before_first_use:
+        prepare()
     try:
-        if table.kind == "delta":
-            from heterps_core.data.reading.tables import delta
-
-            return getattr(delta, function)(table, *arguments)
-        from heterps_core.data.reading.tables import iceberg
-
-        return getattr(iceberg, function)(table, *arguments)
+        library = import_module(f"heterps_core.data.reading.tables.{table.kind}")
+        return getattr(library, function)(table, *arguments)
     except ImportError as error:
         raise ConfigurationError(
             f"{table} needs a package that is missing ({error.name}): pip install 'heterps[{table.kind}]'"
@@ -167,13 +164,15 @@ def _in_order(files: Iterable[TableFile], table: TablePath) -> list[TableFile]:
 
 def _paths(snapshot: Snapshot, files: Iterable[TableFile]) -> tuple[SourcePath, ...]:
     """Return files as the table shows them."""
-    return tuple(
-        _path(file.uri, TableView(keys=snapshot.keys, values=file.values, find_deleted=file.find_deleted))
-        for file in files
-    )
+    return tuple(_path(snapshot, file) for file in files)
 
 
-def _path(uri: str, view: TableView) -> SourcePath:
+def _path(snapshot: Snapshot, file: TableFile) -> SourcePath:
+    view = TableView(keys=snapshot.keys, values=file.values, find_deleted=file.find_deleted)
     # A path is made once: a table may have very many files.
-    path = source_path(uri) if "://" in uri else uri
-    return replace(path, view=view) if isinstance(path, BucketPath) else ViewedPath.of(str(path), view)
+    path = source_path(file.uri) if "://" in file.uri else file.uri
+    if isinstance(path, BucketPath):
+        return replace(path, view=view)
+    viewed = ViewedPath(path)
+    viewed.view = view
+    return viewed

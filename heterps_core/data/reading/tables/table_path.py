@@ -19,7 +19,7 @@ class TableFile(NamedTuple):
     partition: tuple[tuple[str, str], ...]
     """Columns and values, such as (("day", "2026-11-01"),)."""
 
-    first_time: Any
+    first_time: Any = None
     """Smallest value of the time column, which those of other files can be compared with; None where not known."""
 
     values: Mapping[str, str | None] = {}
