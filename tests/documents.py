@@ -22,6 +22,7 @@ PLACEHOLDERS = {
 _PROMPT = re.compile(
     r"^(?:\S+ \S+ \S+ \* \* \* cd \S+ && |sudo -u heterps env )?(?:\w+=(?:'[^']*'|\S+) )*(?:\S*/bin/)?"
 )
+_SUBSTITUTED = re.compile(r"^( +)(?:\w+=[^\s$]+ )*\w+=\$\((.*)\)$")
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 
@@ -41,6 +42,7 @@ def commands() -> Iterator[Command]:
         is_python = False
         for number, line in enumerate((PROJECT / document).read_text().splitlines(), start=1):
             is_python ^= line.startswith("```")
+            line = _SUBSTITUTED.sub(r"\1\2", line)
             texts = re.findall(r"`((?:heterps|prefect|python) [^`]+)`", line)
             if line.startswith("    ") and not is_python:
                 texts = [_PROMPT.sub("", line.strip().removesuffix(" \\"))]

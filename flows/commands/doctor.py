@@ -112,8 +112,8 @@ def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> I
             chosen = provider_of(workspace, provider, region=place)
             for check in chosen.checks():
                 yield replace(check, what=" ".join([check.what, place]).strip())
-            if found := newest_machines(workspace, cloud=provider, region=place):
-                run_id, plan = found
+            if newest := newest_machines(workspace, cloud=provider, region=place):
+                run_id, plan = newest
                 check = tried(f"quotas for {run_id}", partial(chosen.check_quotas, plan), found=plan.machines)
                 # A new plan would keep within them.
                 yield check if check.state is CheckState.OK else replace(check, state=CheckState.NOTE)

@@ -146,9 +146,9 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
         provider_of(run.workspace, asked.provider, region=provisioning.region).check_quotas(
             provisioning.cloud_plan
         )
-    except QuotaExceededError as problem:
-        log_step("quotas", str(problem))
-        sharing = set(limits[provisioning.region].sharing[problem.quotas[0]])
+    except QuotaExceededError as exceeded:
+        log_step("quotas", str(exceeded))
+        sharing = set(limits[provisioning.region].sharing[exceeded.quotas[0]])
         used = sharing & {group.device_type for group in provisioning.cloud_plan.groups}
         if within := _with_one_type_of(run, sharing, used=used, without=without):
             return within

@@ -19,6 +19,8 @@ from infra.ledger.ledger import Ledger
 from infra.machines.lifecycle import running_cluster
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
 from infra.providers import provider_of
+from infra.providers.base import QuotaExceededError, UnitLimits
+from infra.providers.local import LocalProvider
 from infra.workspace import HOME_VARIABLE
 from tasks.records.champion import champion_of
 from tasks.records.past_runs import finished_run
@@ -215,6 +217,27 @@ def test_a_run_that_plans_only_says_what_would_be_bought_in_the_cheaper_region_a
     assert (planned.info.status, planned.data.tags["heterps.end_reason"]) == ("FINISHED", "plan only")
     assert Ledger(workspace.ledger_path).entries() == launched
     assert finished_run(workspace, day="2026-11-04", data=str(days), model="cross-deep") is None
+
+
+def test_a_plan_beyond_a_quota_that_no_other_plan_keeps_within_says_so_and_is_planned(
+    workspace, days, first_night, caplog, monkeypatch
+):
+    """Both types count against one quota, of which the plan uses too much; it is of one type alone."""
+
+    def refuse(provider, planned):
+        types = " and ".join(sorted({group.device_type for group in planned.groups}))
+        raise QuotaExceededError(f"{types} must keep within it; ask less", quotas=("one",))
+
+    both = {"one": SETTINGS["device_types"]}
+    monkeypatch.setattr(LocalProvider, "unit_limits", lambda *_: UnitLimits({}, both, "one 0 of 0"))
+    monkeypatch.setattr(LocalProvider, "check_quotas", refuse)
+
+    with caplog.at_level("INFO"):
+        run_id = train_ctr(data=str(days), day="2026-11-04", plan_only=True, **SETTINGS)
+
+    said = " ".join(caplog.text.split())
+    assert re.search(r"quotas +(cpu-c7i|gpu-t4) must keep within it; ask less", said)
+    assert records(workspace)[run_id].info.status == "FINISHED"
 
 
 @pytest.mark.weekly
