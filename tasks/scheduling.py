@@ -19,7 +19,6 @@ from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
-from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import usd_text
 from heterps_core.training.job import DELAYED, TrainingConfig
@@ -303,12 +302,6 @@ def explain_choice(
         not_rentable=not_rentable,
         region=region,
     )
-
-
-@step("simulate plan")
-def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSimulation:
-    """Run the plan's pipeline step by step, in the order in which the trainer would."""
-    return simulate_plan(problem, result.plan.stages)
 
 
 def predict_dry_run_here(

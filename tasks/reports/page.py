@@ -11,6 +11,7 @@ from pathlib import Path
 import jinja2
 
 from heterps_core.plain_text import plain
+from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records.past_runs import PastRun
@@ -56,7 +57,9 @@ def page(
 
 
 def _charts(report: PlanReport, decision: PromotionDecision | str, nights: Sequence[PastRun]) -> list[Chart]:
-    charts = [pipeline_chart(report.simulation.load)]
+    evaluation = report.chosen.evaluation
+    stages, count = report.chosen.plan.stages, evaluation.num_microbatches
+    charts = [pipeline_chart(pipeline_load(report.problem, stages, num_microbatches=count))]
     if not isinstance(report, RunReport):
         return charts
     charts.insert(0, loss_chart([step.loss for step in report.training.steps]))

@@ -368,6 +368,5 @@ def test_the_screen_has_one_speed_promised_and_one_measured_and_each_says_for_wh
 
     # By hand: 100 samples in 10 ms by the plan, in 25 ms here.
     assert speeds == {"10,000", "4,000"}
-    # The prediction for this machine, 100 samples in 20 ms, and the simulation are for `explain`.
+    # The prediction for this machine, 100 samples in 20 ms, is for `explain`.
     assert "5,000 samples/s (dry run here)" in report.tables_text
-    assert "simulated step by step" in report.tables_text
