@@ -59,14 +59,6 @@ class NightPlan:
     """Until when its spot machines may be waited for; None where there is no deadline, or no machine on spot."""
 
 
-def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
-    """Return a report with the plans of the other search methods, which takes seconds."""
-    searches = scheduling.with_compared(
-        report.searches, report.problem, budget_evaluations=run.asked.budget_evaluations, seed=run.asked.seed
-    )
-    return replace(report, searches=searches)
-
-
 def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     """Find the plan of a run and the machines that it buys; nothing is launched.
 
@@ -265,9 +257,8 @@ def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Dead
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
     keep_explanation(run.workspace, plan.report)
-    report = compared(run, plan.report)
-    record_plan(run.workspace, report)
-    text = publish_report(run.workspace, report)
+    record_plan(run.workspace, plan.report)
+    text = publish_report(run.workspace, plan.report)
     log_rented_price(run)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)

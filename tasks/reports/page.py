@@ -80,7 +80,7 @@ def _charts(report: PlanReport, decision: PromotionDecision | str, nights: Seque
 
 def _tables(report: PlanReport, decision: PromotionDecision | str) -> list[Table]:
     if not isinstance(report, RunReport):
-        return [tables.stages_table(report), tables.purchase_table(report), tables.search_table(report)]
+        return [tables.stages_table(report), tables.purchase_table(report)]
     models = tables.quality_table(report) if isinstance(decision, str) else tables.judged_table(decision)
     found = [
         tables.stages_table(report),

@@ -384,7 +384,7 @@ def taken_text(searches: Searches, asked: str) -> str:
     """Return why a plan is not that of the method that was asked for; nothing where it is."""
     if searches.taken == asked:
         return ""
-    if asked in searches.without_plan:
+    if asked not in searches.results:
         return f"; {asked}, which was asked for, found no plan"
     extra = (
         ratio(searches.results[asked].plan.cost_usd, searches.chosen.plan.cost_usd, otherwise=math.inf) - 1

@@ -50,7 +50,7 @@ def make_plan_report(
         num_train_rows=NUM_STEPS * ROWS,
         num_eval_rows=500,
         problem=problem,
-        searches=Searches(results={"exact": result}, without_plan={}, taken="exact"),
+        searches=Searches(results={"exact": result}, taken="exact"),
         scheduler="exact",
         explanation=explain_choice.fn(problem, result),
         provisioning=provision.fn(
