@@ -288,7 +288,7 @@ def test_the_prediction_of_a_step_of_one_millisecond_says_how_much_such_steps_va
     short, long = (make_plan_report(predicted_step_seconds=seconds) for seconds in (0.001, 0.003))
 
     caution = "steps of less than 2 ms vary by a third between runs"
-    assert f"(dry run here); {caution}" in short.other_speeds
+    assert f"(dry run here); {caution}" in short.tables_text
     assert caution in text_of(planned=short)
     assert caution not in text_of(planned=long)
 
