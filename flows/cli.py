@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "profile": ("time the layers of a model, estimate other device types", "flows.commands.planning.profile"),
     "tune": ("search the parameters of a training, into a file", "flows.commands.planning.tune"),
     "plan": ("search the cheapest plan for a problem.json", "flows.commands.planning.plan"),
+    "simulate": ("simulate a plan's pipeline", "flows.commands.planning.simulate"),
     "init": ("write a schema file for a table, from what its first rows show", "flows.commands.data.init"),
     "check-data": ("hold a new day against the one before", "flows.commands.data.check_data"),
     "make-days": ("write days of synthetic clicks whose truth drifts", "flows.commands.data.make_days"),

@@ -76,9 +76,9 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
             raise ConfigurationError(
                 f"embedding_folders must be whole paths, as workers have folders of their own, got {folder!r}"
             )
-    if asked.epochs > 1 and asked.max_samples:
+    if asked.epochs > 1 and (asked.target_auc or asked.max_samples):
         raise ConfigurationError(
-            f"max_samples ends the first epoch early, so epochs must be 1, got {asked.epochs}"
+            f"target_auc and max_samples end the first epoch early, so epochs must be 1, got {asked.epochs}"
         )
     if asked.ready_by is not None:
         parse_time_of_day(asked.ready_by)

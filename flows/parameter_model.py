@@ -38,7 +38,6 @@ REMOVED = {
     "region": "regions names where machines may be rented, such as regions=['eu-west-1']",
     "redo_log": "checkpoints, as often as the market's losses make worth it, are what a run goes on from",
     "leave_out_costs": "every plan is charged what its run costs; `heterps plan` shows each term as a line",
-    "target_auc": "batch_size and max_samples set what it chose, by samples that were off by 28 % in the median",
     "robust": "each time has its spread in the plan's explanation, and profile-devices measures device types",
 }
 """Parameters of earlier versions, and what stands in their place."""

@@ -268,6 +268,11 @@ class TrainParameters(_PlannedParameters, TrainedParameters):
     )
     """How machines may be bought: on-demand, spot, or both; one machine is always on-demand."""
 
+    target_auc: Annotated[float, Field(gt=0.5, lt=1)] | None = None
+    """AUC that the plan shall reach at least cost: short trainings on a twentieth of the rows say how many samples it
+    needs in which batch, by an extrapolation. Empty to train on all rows; the batch is then chosen by the curve of an
+    earlier run where there is one."""
+
     ready_by: str | None = None
     """Time of day in the time zone of the schedule, such as 06:00, by which the model must be ready: raises the floor
     as far as that needs; empty for no deadline."""

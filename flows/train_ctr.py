@@ -23,6 +23,7 @@ from prefect.states import Cancelled, Completed
 
 from flows import PROJECT_LOGGERS
 from flows.night.plan import end_with_plan, plan_night
+from flows.night.quality import plan_with_batch
 from flows.night.run import begin_run, prepared
 from flows.night.training import judge_and_record, train_night
 from flows.parameter_model import takes
@@ -90,8 +91,7 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
     begin = partial(begin_run, workspace, asked, night, run_id=run_id, is_resumed=is_resumed)
     if asked.plan_only:
         with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
-            run = begin()
-            end_with_plan(run, plan_night(run))
+            end_with_plan(*plan_with_batch(begin()))
         return run_id
 
     max_wait_s = asked.max_wait_minutes * 60
@@ -106,9 +106,9 @@ def _trained(workspace: Workspace, asked: TrainParameters) -> str | State[str]:
                 log_step("skipped", f"{message}; again=True trains once more")
                 return Completed(name="Skipped", message=message, data=earlier)
         with kept_log(workspace, run_id, loggers=PROJECT_LOGGERS):
-            run = begin()
-            with prepared(run):
-                plan = plan_night(run)
+            begun = begin()
+            with prepared(begun):
+                run, plan = plan_with_batch(begun)
                 without: frozenset[str] = frozenset()
                 while isinstance(training := train_night(run, plan), Replan):
                     # Available machines and their prices may have changed.

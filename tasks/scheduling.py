@@ -19,6 +19,7 @@ from heterps_core.planning.search.optimum import MAX_SECONDS, find_optimum
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction, predict_dry_run
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation, simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.text_table import usd_text
 from heterps_core.training.job import DELAYED, TrainingConfig
@@ -29,6 +30,8 @@ from tasks.profiling import PlannedJob, ProfiledModel
 from tasks.steps import step
 
 _PROVING_SCHEDULER = "exact"
+_COMPARED_SCHEDULERS = ("exact", "reinforce", "bayesian", "cpu-only", "gpu-only")
+"""Searched for every report beside the chosen one."""
 
 _SPEED_ON_SPOT, _MOST_FOR_SPEED = 2.0, 1.1
 """How many times as fast as it must be a plan on spot is made, where that costs at most so many times as much: on
@@ -43,13 +46,14 @@ SAME_COST = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Searches:
-    """What the method that was asked for and the one that proves found for the same problem."""
+    """What each search method found for the same problem."""
 
     results: Mapping[str, SearchResult]
-    """By method; the one that was asked for may have found no plan."""
+    without_plan: Mapping[str, InfeasiblePlanError]
+    """Methods that found none, with the reason; never the one whose plan is taken."""
 
     taken: str
-    """The method of the cheaper plan, which is taken."""
+    """The method whose plan is taken: of those searched before a launch the one with the cheapest plan."""
 
     @property
     def chosen(self) -> SearchResult:
@@ -110,7 +114,7 @@ def search_chosen(
         raise proven
     results = {_PROVING_SCHEDULER: proven}
     if scheduler == _PROVING_SCHEDULER:
-        return Searches(results=results, taken=scheduler)
+        return Searches(results=results, without_plan={}, taken=scheduler)
     asked = search_plan(
         problem,
         scheduler=scheduler,
@@ -119,10 +123,10 @@ def search_chosen(
         proven_usd=proven.plan.cost_lower_bound_usd,
     )
     if not isinstance(asked, SearchResult):
-        return Searches(results=results, taken=_PROVING_SCHEDULER)
+        return Searches(results=results, without_plan={scheduler: asked}, taken=_PROVING_SCHEDULER)
     results[scheduler] = asked
     is_taken = asked.plan.cost_usd <= proven.plan.cost_usd * (1 + SAME_COST)
-    return Searches(results=results, taken=scheduler if is_taken else _PROVING_SCHEDULER)
+    return Searches(results=results, without_plan={}, taken=scheduler if is_taken else _PROVING_SCHEDULER)
 
 
 def search_in_time(
@@ -223,6 +227,32 @@ def _ready_in_time(
     )
 
 
+def with_compared(
+    searches: Searches, problem: SchedulingProblem, *, budget_evaluations: int, seed: int
+) -> Searches:
+    """Search with the other methods too, which a report compares; machines need not wait for them.
+
+    Each may rate as many plans as the chosen one, but no more than its own default: a Bayesian search of 2,000 plans
+    takes longer than many a night's training. With one device type there is nothing to place, and none is searched.
+    """
+    if len(problem.device_types) == 1:
+        return searches
+    results, without_plan = dict(searches.results), dict(searches.without_plan)
+    proven_usd = results[_PROVING_SCHEDULER].plan.cost_lower_bound_usd
+    for name in _COMPARED_SCHEDULERS:
+        if name in results or name in without_plan:
+            continue
+        most = min(budget_evaluations, get_scheduler(name).default_budget_evaluations)
+        found = search_plan(
+            problem, scheduler=name, budget_evaluations=most, seed=seed, proven_usd=proven_usd
+        )
+        if isinstance(found, SearchResult):
+            results[name] = found
+        else:
+            without_plan[name] = found
+    return replace(searches, results=results, without_plan=without_plan)
+
+
 def price_on(
     offers: Sequence[InstanceOffer],
     profiled: ProfiledModel,
@@ -273,6 +303,12 @@ def explain_choice(
         not_rentable=not_rentable,
         region=region,
     )
+
+
+@step("simulate plan")
+def simulate_choice(problem: SchedulingProblem, result: SearchResult) -> PlanSimulation:
+    """Run the plan's pipeline step by step, in the order in which the trainer would."""
+    return simulate_plan(problem, result.plan.stages)
 
 
 def predict_dry_run_here(

@@ -59,6 +59,14 @@ class NightPlan:
     """Until when its spot machines may be waited for; None where there is no deadline, or no machine on spot."""
 
 
+def compared(run: OpenedRun, report: PlanReport) -> PlanReport:
+    """Return a report with the plans of the other search methods, which takes seconds."""
+    searches = scheduling.with_compared(
+        report.searches, report.problem, budget_evaluations=run.asked.budget_evaluations, seed=run.asked.seed
+    )
+    return replace(report, searches=searches)
+
+
 def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     """Find the plan of a run and the machines that it buys; nothing is launched.
 
@@ -223,7 +231,7 @@ def _job_of(run: OpenedRun) -> PlannedJob:
     job = planned_job(
         run.dataset,
         is_dry_run=run.is_dry_run,
-        batch_size=asked.batch_size,
+        batch_size=run.planned_batch_size or asked.batch_size,
         max_samples=asked.max_samples,
         planned_samples=asked.planned_samples,
         planned_rows_per_slot=asked.planned_rows_per_slot,
@@ -257,8 +265,9 @@ def _deadline_of(run: OpenedRun, job: PlannedJob, *, model_bytes: float) -> Dead
 def end_with_plan(run: OpenedRun, plan: NightPlan) -> None:
     """Record a plan, show it, and end the run there: what would be bought, for how much and why."""
     keep_explanation(run.workspace, plan.report)
-    record_plan(run.workspace, plan.report)
-    text = publish_report(run.workspace, plan.report)
+    report = compared(run, plan.report)
+    record_plan(run.workspace, report)
+    text = publish_report(run.workspace, report)
     log_rented_price(run)
     close_run(run.workspace, run.tracked, status="FINISHED", reason="plan only")
     log_block(text)

@@ -215,6 +215,7 @@ class PlanSearch:
             explanation=scheduling.explain_choice(
                 problem, chosen, self._not_rentable(problem, chosen, config.wire_dtype), region
             ),
+            simulation=scheduling.simulate_choice(problem, chosen),
             provisioning=provisioning,
             tracked=run.tracked,
             config=config,

@@ -52,6 +52,8 @@ class OpenedRun:
     start: Start
     clicks: PreparedClicks
     dataset: PreparedDataset
+    planned_batch_size: int | None = None
+    """Batch of the planned job where a curve of quality chose it."""
 
     @property
     def is_dry_run(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from functools import partial
 
-from flows.night.plan import NightPlan, log_rented_price
+from flows.night.plan import NightPlan, compared, log_rented_price
 from flows.night.run import OpenedRun
 from heterps_core.data.distinct_values import turnover_summary
 from heterps_core.training.outcome import Complete, Failed, Stopped
@@ -113,8 +113,10 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
     )
     if id_turnover:
         log_step("ids", turnover_summary(id_turnover))
+    # Not before the launch: what is compared, drawn and recorded takes seconds that the training need not wait for.
+    planned = compared(run, plan.report)
     report = RunReport.of(
-        plan.report,
+        planned,
         learning=plan.learning,
         training=training,
         baselines=measure_baselines(run.clicks) if run.asked.baseline else {},
@@ -123,8 +125,7 @@ def judge_and_record(run: OpenedRun, plan: NightPlan, training: TrainingRun) -> 
         restarts=restarts_of(run.workspace, run.run_id, run.directory),
         id_turnover=id_turnover,
     )
-    # Not before the launch: what is drawn and recorded takes seconds that the training need not wait for.
-    record_plan(run.workspace, plan.report, report.bills)
+    record_plan(run.workspace, planned, report.bills)
     record_run(run.workspace, report)
     decision = _judged(run, report, version)
     log_rented_price(run)

@@ -60,6 +60,9 @@ class Tag(StrEnum):
     SPEED = "heterps.speed"
     """Predicted and measured speed as JSON, from which later runs learn."""
 
+    CURVE = "heterps.curve"
+    """Short trainings of a curve of quality as JSON, for runs with the same data and model."""
+
     PROCESS = "heterps.process"
     """The process that opened a run, by its pid and its start time."""
 

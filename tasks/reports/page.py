@@ -11,7 +11,6 @@ from pathlib import Path
 import jinja2
 
 from heterps_core.plain_text import plain
-from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.text_table import Table
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.records.past_runs import PastRun
@@ -57,9 +56,7 @@ def page(
 
 
 def _charts(report: PlanReport, decision: PromotionDecision | str, nights: Sequence[PastRun]) -> list[Chart]:
-    evaluation = report.chosen.evaluation
-    stages, count = report.chosen.plan.stages, evaluation.num_microbatches
-    charts = [pipeline_chart(pipeline_load(report.problem, stages, num_microbatches=count))]
+    charts = [pipeline_chart(report.simulation.load)]
     if not isinstance(report, RunReport):
         return charts
     charts.insert(0, loss_chart([step.loss for step in report.training.steps]))
@@ -80,7 +77,7 @@ def _charts(report: PlanReport, decision: PromotionDecision | str, nights: Seque
 
 def _tables(report: PlanReport, decision: PromotionDecision | str) -> list[Table]:
     if not isinstance(report, RunReport):
-        return [tables.stages_table(report), tables.purchase_table(report)]
+        return [tables.stages_table(report), tables.purchase_table(report), tables.search_table(report)]
     models = tables.quality_table(report) if isinstance(decision, str) else tables.judged_table(decision)
     found = [
         tables.stages_table(report),

@@ -52,7 +52,7 @@ def report_text(
             "Speed": labelled_lines(_speed_facts(report)),
             "Quality": _quality_lines(report, decision),
         }
-    sections["Links"] = labelled_lines(links)
+    sections |= {"Search methods": _search_lines(report), "Links": labelled_lines(links)}
     parts = [[*_heading(report), *labelled_lines(facts(report, decision))]]
     parts += [[title, *lines] for title, lines in sections.items() if lines]
     return "\n\n".join("\n".join(part) for part in parts)
@@ -67,6 +67,7 @@ def facts(report: PlanReport, decision: PromotionDecision | str) -> list[tuple[s
         ("plan", _machines_text(report)),
         *([("region", report.explanation.region)] if report.explanation.region else []),
         ("proof", gap_text(report)),
+        *([("batch", report.batch_choice)] if report.batch_choice else []),
         *([("busy", report.busy)] if report.busy else []),
     ]
     if not isinstance(report, RunReport):
@@ -205,6 +206,14 @@ def _why_lines(report: PlanReport) -> list[str]:
             f"{most[1]:,} values share one of {most[3]:,} rows with another."
         )
     return [*labelled_lines(essential_facts(report.explanation)), *ids]
+
+
+def _search_lines(report: PlanReport) -> list[str]:
+    """Return the plan of each search method, the cheapest first, and why others found none."""
+    # The fix that an error ends with is not for a method that is only compared.
+    failed = {name: str(error).partition(";")[0] for name, error in report.searches.without_plan.items()}
+    table = tables.search_table(report).captioned_lines()
+    return [*table, *(line for name, text in failed.items() for line in _wrapped(f"{name}: {text}"))]
 
 
 def _speed_facts(report: RunReport) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from heterps_core.planning.explain.explanation import PlanExplanation
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.planning.search.search_result import SearchResult
 from heterps_core.planning.simulate.dry_run import DryRunPrediction
+from heterps_core.planning.simulate.plan_simulation import PlanSimulation
 from heterps_core.plans.scheduling_plan import SchedulingPlan
 from heterps_core.text_table import NOT_KNOWN, Table, table_text, usd_text
 from heterps_core.training.job import TrainingConfig
@@ -48,6 +49,7 @@ class PlanReport:
     """The method that was asked for; `searches.taken` found the plan."""
 
     explanation: PlanExplanation
+    simulation: PlanSimulation
     provisioning: Provisioning
     tracked: TrackedRun
     config: TrainingConfig
@@ -71,6 +73,9 @@ class PlanReport:
 
     cuts: Table | None = None
     """The tensors at each cut; None where the plan has one stage."""
+
+    batch_choice: str = ""
+    """Why the batch was taken, for people; empty where no curve of quality was at hand."""
 
     day: str | None = None
     """Day of the data that is trained on, YYYY-MM-DD; None where it has no days."""
@@ -109,16 +114,22 @@ class PlanReport:
         return f"{usd_text(self.provisioning.predicted_cost_usd)} ({self.planned_where})"
 
     @property
-    def tables_text(self) -> str:
-        """Details of the reasons: a dry run's predicted speed, the tensors at the cuts, and the columns."""
-        predicted = ""
+    def other_speeds(self) -> str:
+        """The speeds that the first page leaves out, each with the machines that it is for."""
+        simulated = self.simulation.run.throughput_samples_per_s
+        lines = [f"simulated step by step: {simulated:,.0f} samples/s (planned machines)"]
         if self.prediction is not None:
             predicted = (
-                f"predicted from this machine's profile, before the training: "
                 f"{self.predicted_throughput_samples_per_s:,.0f} samples/s (dry run here){self.caution}"
             )
+            lines.append(f"predicted from this machine's profile, before the training: {predicted}")
+        return "\n".join(lines)
+
+    @property
+    def tables_text(self) -> str:
+        """Details of the reasons: other speeds, the tensors at the cuts, and the columns."""
         tables = [table_text(table) for table in (self.cuts, self.tables) if table is not None]
-        return "\n\n".join([*filter(None, (predicted, self.uncounted)), *tables])
+        return "\n\n".join([self.other_speeds, *([self.uncounted] if self.uncounted else []), *tables])
 
     @property
     def chosen(self) -> SearchResult:
@@ -384,7 +395,7 @@ def taken_text(searches: Searches, asked: str) -> str:
     """Return why a plan is not that of the method that was asked for; nothing where it is."""
     if searches.taken == asked:
         return ""
-    if asked not in searches.results:
+    if asked in searches.without_plan:
         return f"; {asked}, which was asked for, found no plan"
     extra = (
         ratio(searches.results[asked].plan.cost_usd, searches.chosen.plan.cost_usd, otherwise=math.inf) - 1

@@ -96,6 +96,34 @@ def purchase_table(report: PlanReport) -> Table:
     )
 
 
+def search_table(report: PlanReport) -> Table:
+    """Return the plan of each search method, the cheapest first."""
+    searches = report.searches
+    marks = {report.scheduler: " (asked for)"} | {searches.taken: " (chosen)"}
+    return Table(
+        caption="The plan of each method, and how many plans it has rated",
+        columns={
+            "method": "",
+            "USD per run": ".6f",
+            "samples/s": ",.0f",
+            "gap": ".2%",
+            "evaluations": ",d",
+            "seconds": ".2f",
+        },
+        rows=[
+            (
+                f"{name}{marks.get(name, '')}",
+                result.plan.cost_usd,
+                result.plan.throughput_samples_per_s,
+                result.plan.optimality_gap,
+                result.plan.num_evaluations,
+                result.search_seconds,
+            )
+            for name, result in sorted(searches.results.items(), key=lambda item: item[1].plan.cost_usd)
+        ],
+    )
+
+
 def restarts_table(report: RunReport) -> Table:
     """Return each loss with the decision on it, and the time and money until the last step was trained again."""
     return Table(

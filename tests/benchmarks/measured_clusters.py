@@ -33,8 +33,7 @@ from heterps_core.device_types import get_device_type
 from heterps_core.planning.cost_model.run_tables import plan_table
 from heterps_core.planning.problem.problem_builder import build_problem, unit_type
 from heterps_core.planning.problem.scheduling_problem import StepModel
-from heterps_core.planning.simulate.pipeline_load import pipeline_load
-from heterps_core.planning.simulate.pipeline_simulation import simulate
+from heterps_core.planning.simulate.plan_simulation import simulate_plan
 from heterps_core.profiling.analytic_profile import estimate_profile
 from heterps_core.profiling.device_profile import DeviceProfile
 from heterps_core.profiling.layer_profile import LOCAL_DEVICE_TYPE
@@ -246,9 +245,9 @@ def predict(cluster: DrawnCluster, dataset: PreparedDataset, cache: Path) -> Pre
         step_model=StepModel.TRAINER,
         drains=cluster.update_mode == SYNC,
     )
-    load = pipeline_load(problem, cluster.stages, num_microbatches=cluster.config.num_microbatches)
+    simulation = simulate_plan(problem, cluster.stages, num_microbatches=cluster.config.num_microbatches)
     table = plan_table(problem, cluster.stages, num_microbatches=cluster.config.num_microbatches)
     terms = table.terms(np.array(cluster.replicas, dtype=np.float64))
     return Prediction(
-        simulate(load).throughput_samples_per_s, tuple((terms.compute + terms.exchange).tolist())
+        simulation.run.throughput_samples_per_s, tuple((terms.compute + terms.exchange).tolist())
     )

@@ -141,8 +141,9 @@ TRAINING = [
         "planned_samples must be a whole number of samples, at least 1, or left out, got 0",
     ),
     ({"planned_rows_per_slot": 1}, "planned_rows_per_slot must be a whole number of rows, at least 2"),
+    ({"target_auc": 0.5}, "target_auc must be a number, above 0.5 and below 1, or left out, got 0.5"),
     ({"max_samples": 0}, "max_samples must be a whole number of samples, at least 1, or left out, got 0"),
-    ({"max_samples": 100, "epochs": 2}, "ends the first epoch early, so epochs must be 1, got 2"),
+    ({"target_auc": 0.78, "epochs": 2}, "end the first epoch early, so epochs must be 1, got 2"),
     ({"epochs": 0}, "epochs must be a whole number, at least 1, got 0"),
     ({"batch_size": 2}, "batch_size must be a whole number of samples, at least 4"),
     (

@@ -172,11 +172,12 @@ def test_the_commands_of_operating_answer_after_a_night(night, name, capsys):
 
 
 @pytest.mark.slow
-def test_the_plan_of_readme_is_made(night):
-    [command] = [
-        each for each in ALL_COMMANDS if each.words[:2] == ("heterps", "plan") and "AWS" not in each.place
-    ]
-    run(command.words)
+def test_the_plan_of_readme_is_made_and_simulated(night):
+    for name in ("plan", "simulate"):
+        [command] = [
+            each for each in ALL_COMMANDS if each.words[:2] == ("heterps", name) and "AWS" not in each.place
+        ]
+        run(command.words)
 
     assert (night / "plan.json").exists()
 

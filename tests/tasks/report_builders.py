@@ -21,7 +21,7 @@ from tasks.provisioning import find_offers, provision
 from tasks.records.mlflow_names import Tag, TrackedRun
 from tasks.records.past_runs import PastRun
 from tasks.reports.run_report import PlanReport, RunReport
-from tasks.scheduling import Searches, explain_choice
+from tasks.scheduling import Searches, explain_choice, simulate_choice
 from tests.tasks.builders import make_problem, make_result
 
 RUN_ID = "20261121-0230-00000001"
@@ -50,9 +50,10 @@ def make_plan_report(
         num_train_rows=NUM_STEPS * ROWS,
         num_eval_rows=500,
         problem=problem,
-        searches=Searches(results={"exact": result}, taken="exact"),
+        searches=Searches(results={"exact": result}, without_plan={}, taken="exact"),
         scheduler="exact",
         explanation=explain_choice.fn(problem, result),
+        simulation=simulate_choice.fn(problem, result),
         provisioning=provision.fn(
             result.plan, find_offers.fn(["cpu-c7i", "gpu-t4"]), provider=provider, caps=Caps()
         ),

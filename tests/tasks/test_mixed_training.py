@@ -9,6 +9,7 @@ import pytest
 
 import tasks.provisioning
 from heterps_core.planning.problem.scheduling_problem import StepModel
+from heterps_core.planning.search.plan_file import load_problem_and_plan
 from heterps_core.planning.search.schedulers import get_scheduler
 from heterps_core.plans.provisioning_plan import ProvisioningPlan
 from heterps_core.plans.scheduling_plan import SchedulingPlan, Stage
@@ -67,10 +68,11 @@ def limited_problem():
 
 def test_the_plan_of_limited_units_is_kept_in_a_file_that_old_ones_look_like(tmp_path):
     problem = limited_problem()
+    (tmp_path / "problem.json").write_text(json.dumps(problem.to_json()))
     plan = get_scheduler("exact").search(problem, budget_evaluations=100, seed=0).plan
 
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
-    read = SchedulingPlan.load(tmp_path / "plan.json")
+    _, read = load_problem_and_plan(tmp_path / "problem.json", tmp_path / "plan.json")
 
     assert [stage.units for stage in plan.stages] == ["2 x cpu-c7i + 1 x cpu-r6in"]
     assert read == plan

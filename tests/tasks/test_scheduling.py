@@ -12,16 +12,66 @@ from tasks.scheduling import (
     Searches,
     search_chosen,
     search_in_time,
+    with_compared,
 )
 from tests.tasks.builders import make_problem, make_spot_problem, without_spot
 
 
-def test_a_floor_that_nothing_meets_is_an_error_with_the_shortfall(monkeypatch):
+def test_every_compared_method_gets_a_result_or_a_reason():
+    # By hand: gpu units share nothing faster than 88 ms / k, so every method can reach 1,000 samples/s.
+    searches = search(throughput_floor_samples_per_s=1_000.0)
+
+    assert {"exact", "cpu-only", "gpu-only"} <= set(searches.results)
+    assert searches.without_plan == {}
+    best = searches.results["exact"].plan
+    assert all(best.cost_usd <= found.plan.cost_usd * (1 + 1e-9) for found in searches.results.values())
+
+
+def test_the_other_methods_take_the_bound_of_the_proving_one(monkeypatch):
+    found = search_before_launch(monkeypatch, scheduler="exact")
+    exact = found.results["exact"]
+    half_usd = exact.plan.cost_lower_bound_usd / 2
+    unproven = replace(exact, plan=replace(exact.plan, cost_lower_bound_usd=half_usd))
+
+    compared = with_compared(
+        replace(found, results={"exact": unproven}), make_problem(), budget_evaluations=64, seed=0
+    )
+
+    assert {each.plan.cost_lower_bound_usd for each in compared.results.values()} == {half_usd}
+
+
+def test_one_device_type_leaves_nothing_to_compare(monkeypatch):
+    problem = make_problem()
+    alone = problem.of_types(list(problem.device_types)[:1])
+    found = search_before_launch(monkeypatch, scheduler="exact")
+
+    assert with_compared(found, alone, budget_evaluations=64, seed=0) is found
+
+
+def test_a_method_that_cannot_reach_the_floor_is_reported_and_the_others_go_on():
+    # By hand: 8 cpu units reach 100 / (80 ms / 8) = 10,000 samples/s, 8 gpu units 100 / (88 ms / 8) = 9,091.
+    searches = search(throughput_floor_samples_per_s=9_500.0)
+
+    assert set(searches.without_plan) == {"gpu-only"}
+    assert "9090.91 samples/s" in str(searches.without_plan["gpu-only"])
+
+
+def test_a_floor_that_nothing_meets_is_an_error_with_the_shortfall():
     with pytest.raises(InfeasiblePlanError, match="throughput floor"):
-        search_before_launch(monkeypatch, scheduler="exact", throughput_floor_samples_per_s=1e9)
+        search(throughput_floor_samples_per_s=1e9)
 
 
-def test_only_the_chosen_method_and_the_proof_are_searched(monkeypatch):
+def search(**problem):
+    # `.fn` of each task is called, so no Prefect server is needed.
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
+        asked = make_problem(**problem)
+        searches = search_chosen(asked, scheduler="exact", budget_evaluations=64, seed=0)
+        return with_compared(searches, asked, budget_evaluations=64, seed=0)
+
+
+def test_before_a_launch_only_the_chosen_method_and_the_proof_are_searched(monkeypatch):
 
     monkeypatch.setattr(scheduling, "search_plan", scheduling.search_plan.fn)
 
@@ -44,8 +94,7 @@ def test_the_cheaper_plan_of_the_proof_is_taken_and_the_other_stays_in_the_recor
     assert found.results["gpu-only"].plan.cost_usd > found.results["exact"].plan.cost_usd
     assert found.taken == "exact"
     assert found.chosen.plan.scheduler == "exact"
-    bounds_usd = {each.plan.cost_lower_bound_usd for each in found.results.values()}
-    assert bounds_usd == {found.chosen.plan.cost_lower_bound_usd}
+    assert with_compared(found, make_problem(), budget_evaluations=64, seed=0).taken == "exact"
 
 
 def test_where_both_cost_the_same_the_plan_of_the_method_that_was_asked_for_is_taken(monkeypatch):
@@ -59,7 +108,7 @@ def test_a_method_that_finds_no_plan_does_not_keep_a_proven_one_from_being_taken
     # By hand: 8 gpu units reach 9,091 samples/s, 8 cpu units 10,000.
     found = search_before_launch(monkeypatch, scheduler="gpu-only", throughput_floor_samples_per_s=9_500.0)
 
-    assert set(found.results) == {"exact"}
+    assert set(found.without_plan) == {"gpu-only"}
     assert found.chosen.plan.scheduler == "exact"
 
 
@@ -78,7 +127,7 @@ def planned_in_time(problem, *, steady=True, hours_left, **limits):
 
     def search(asked):
         result = ExactScheduler().search(asked, budget_evaluations=100, seed=0)
-        return Searches(results={"exact": result}, taken="exact")
+        return Searches(results={"exact": result}, without_plan={}, taken="exact")
 
     found, searches = search_in_time(
         problem, without_spot(problem) if steady else None, deadline, search=search, **limits

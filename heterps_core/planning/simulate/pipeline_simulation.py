@@ -36,12 +36,33 @@ NUM_STEPS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StageUse:
+    """How the replicas of a stage spent the time from their start to the end of their last step.
+
+    The shares are means over replicas and add up to 1.
+    """
+
+    computing: float
+    waiting_for_data: float
+    """Rows or gradients that a neighbouring stage had not worked out yet."""
+
+    waiting_for_link: float
+    """Messages, exchanges or the all-reduce were on their way, or stood in line, or an exchange waited for one of the
+    replicas."""
+
+    waiting_at_barrier: float
+    """For slower replicas of the same stage before the all-reduce."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
     """A simulated run of several steps."""
 
     batch_size: int
     step_end_seconds: Floats
     """When the last replica of all stages ended each step, since the beginning of the run; shape (N,)."""
+
+    stages: tuple[StageUse, ...]
 
     @property
     def total_seconds(self) -> float:
@@ -100,8 +121,16 @@ def pass_order(
                 nexts[stage] = next(order, None)
 
 
+@dataclass(slots=True)
+class _Sending:
+    """A micro-batch on its way from a stage to its neighbour."""
+
+    starts: Floats
+    pass_ends: Floats
+
+
 class _StageState:
-    """The clocks of a stage's replicas; arrays of shape (k,)."""
+    """The clocks of a stage's replicas and how they spent their time; arrays of shape (k,)."""
 
     def __init__(self, num_replicas: int) -> None:
         self.worker_free = np.zeros(num_replicas)
@@ -115,20 +144,41 @@ class _StageState:
         self.summed_seconds = 0.0
         """When the sum of gradients that was begun last is through."""
 
+        self.computing = np.zeros(num_replicas)
+        self.waiting_for_data = np.zeros(num_replicas)
+        self.waiting_for_link = np.zeros(num_replicas)
+        self.waiting_at_barrier = np.zeros(num_replicas)
+
     def fill(self, seconds: Floats) -> None:
         """Work weight gradients out for so long, or until none is left."""
         done = np.minimum(self.put_off_seconds, seconds)
         self.worker_free = self.worker_free + done
+        self.computing += done
         self.put_off_seconds = self.put_off_seconds - done
 
     def exchange(self, seconds: float) -> None:
         """Let all replicas exchange rows for so long, from when the last one is there."""
         if seconds:
-            self.worker_free = np.full_like(self.worker_free, self.worker_free.max() + seconds)
+            last = self.worker_free.max()
+            self.waiting_at_barrier += last - self.worker_free
+            self.waiting_for_link += seconds
+            self.worker_free = np.full_like(self.worker_free, last + seconds)
 
     def finish_sum(self) -> None:
         """Wait for the sum that was begun last."""
-        self.worker_free = np.maximum(self.worker_free, self.summed_seconds)
+        waiting = np.maximum(self.summed_seconds - self.worker_free, 0.0)
+        self.waiting_for_link += waiting
+        self.worker_free = self.worker_free + waiting
+
+    def use(self) -> StageUse:
+        parts = {
+            name: float(getattr(self, name).mean())
+            for name in ("computing", "waiting_for_data", "waiting_for_link", "waiting_at_barrier")
+        }
+        total_seconds = sum(parts.values())
+        return StageUse(
+            **{name: part / total_seconds if total_seconds else 0.0 for name, part in parts.items()}
+        )
 
 
 class _Simulation:
@@ -143,7 +193,7 @@ class _Simulation:
             num_rows: stage_durations(load, num_rows=num_rows) for num_rows in set(self.row_counts)
         }
         self.states = [_StageState(stage.num_replicas) for stage in load.stages]
-        self.sending_starts: dict[tuple[int, Action], Floats] = {}
+        self.sendings: dict[tuple[int, Action], _Sending] = {}
         self.step_ends = np.zeros(num_steps)
 
     def run(self) -> SimulatedRun:
@@ -169,6 +219,7 @@ class _Simulation:
         return SimulatedRun(
             batch_size=self.load.batch_size,
             step_end_seconds=np.maximum.accumulate(self.step_ends - beside) + beside,
+            stages=tuple(state.use() for state in self.states),
         )
 
     def _pass(self, stage: int, action: Action) -> None:
@@ -181,15 +232,24 @@ class _Simulation:
             begin = max(state.lane_in_free.max(), state.updated_seconds)
             state.lane_in_free = np.full_like(state.lane_in_free, begin + exchange_seconds)
         incoming = durations[stage].incoming[action.direction]
+        data_ready: Floats | float = -np.inf
         if incoming is not None:
             source = stage - 1 if is_forward else stage + 1
-            starts = self.sending_starts.pop((source, action))
-            state.lane_in_free = incoming.received(starts, state.lane_in_free)
+            sending = self.sendings.pop((source, action))
+            state.lane_in_free = incoming.received(sending.starts, state.lane_in_free)
+            data_ready = incoming.produced(sending.pass_ends)
         state.fill(np.maximum(state.lane_in_free - state.worker_free, 0.0))
-        state.worker_free = np.maximum(state.worker_free, state.lane_in_free)
+        start = np.maximum(state.worker_free, state.lane_in_free)
+        waiting = start - state.worker_free
+        waiting_for_data = np.minimum(np.maximum(data_ready - state.worker_free, 0.0), waiting)
+        state.waiting_for_data += waiting_for_data
+        state.waiting_for_link += waiting - waiting_for_data
+        state.worker_free = start
         if is_forward and self.load.stops_to_exchange:
             state.exchange(exchange_seconds)
-        state.worker_free = end = state.worker_free + durations[stage].pass_seconds[action.direction]
+        seconds = durations[stage].pass_seconds[action.direction]
+        state.computing += seconds
+        state.worker_free = end = state.worker_free + seconds
         if not is_forward and self.load.stops_to_exchange:
             state.exchange(exchange_seconds)
             end = state.worker_free
@@ -202,7 +262,7 @@ class _Simulation:
             outgoing = durations[target].incoming[action.direction]
             assert outgoing is not None
             starts = np.maximum(state.lane_out_free, end)
-            self.sending_starts[stage, action] = starts
+            self.sendings[stage, action] = _Sending(starts, end)
             state.lane_out_free = starts + outgoing.sending_seconds
         if not is_forward and exchange_seconds and not self.load.stops_to_exchange:
             begin = max(state.lane_out_free.max(), end.max())
@@ -227,10 +287,14 @@ class _Simulation:
     def _end_step(self, stage: int) -> float:
         """Wait until all is sent and sum the gradients; return when the stage's last replica is through."""
         state = self.states[stage]
-        end = np.maximum(state.worker_free, state.lane_out_free)
+        sent = np.maximum(state.worker_free, state.lane_out_free)
+        state.waiting_for_link += sent - state.worker_free
         all_reduce_seconds = self.load.stages[stage].all_reduce_seconds
+        end = sent
         if all_reduce_seconds:
-            end = np.full_like(end, end.max() + all_reduce_seconds)
+            state.waiting_at_barrier += sent.max() - sent
+            state.waiting_for_link += all_reduce_seconds
+            end = np.full_like(sent, sent.max() + all_reduce_seconds)
             state.lane_in_free = np.maximum(state.lane_in_free, end)
         state.worker_free, state.lane_out_free = end, end.copy()
         state.updated_seconds = float(end.max())

@@ -115,6 +115,15 @@ class Transfer:
             by_lane[self._receivers] = np.maximum(by_lane[self._receivers], by_route)
         return by_lane
 
+    def produced(self, pass_ends: Floats) -> Floats:
+        """Return when the last of each receiver's rows existed, shape (senders,) -> (receivers,).
+
+        It is minus infinity for receivers without rows.
+        """
+        latest = np.full(self._receiving_seconds.size, -np.inf)
+        latest[self._receivers] = np.maximum.reduceat(pass_ends[self._senders], self._firsts)
+        return latest
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageDurations:

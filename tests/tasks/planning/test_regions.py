@@ -154,7 +154,7 @@ class OnePlan:
         if self.problem is None:
             raise ProvisioningError(f"nothing in {self.region}")
         result = make_result(self.problem)
-        return "float32", self.problem, Searches(results={"exact": result}, taken="exact")
+        return "float32", self.problem, Searches(results={"exact": result}, without_plan={}, taken="exact")
 
 
 def choose(problems):

@@ -32,7 +32,7 @@ def searched(*, gbit_per_s, exchange_seconds, max_units=8, asked=None, longest_l
             },
         )
         found = ExactScheduler().search(problem, budget_evaluations=64, seed=0)
-        return problem, Searches(results={"exact": found}, taken="exact")
+        return problem, Searches(results={"exact": found}, without_plan={}, taken="exact")
 
     wire_dtype, _, searches = search_with_wire_dtype(asked, search, longest_list=longest_list)
     return wire_dtype, formats, searches.chosen.plan

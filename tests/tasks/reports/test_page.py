@@ -5,12 +5,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from tasks.records.mlflow_names import Tag
 from tasks.reports.charts import loss_chart, pipeline_chart
 from tasks.reports.page import page
 from tasks.reports.report_text import facts
-from tests.tasks.builders import make_problem
 from tests.tasks.report_builders import make_night, make_plan_report, make_run_report
 from tests.tasks.reports.test_report_text import make_decision
 
@@ -111,10 +109,7 @@ def test_a_long_curve_is_drawn_by_the_means_of_its_parts():
 
 
 def test_a_pass_waits_for_its_stage_and_for_the_rows_of_its_neighbour():
-    chosen = make_run_report().chosen
-    load = pipeline_load(make_problem(), chosen.plan.stages, num_microbatches=1)
-
-    chart = pipeline_chart(load)
+    chart = pipeline_chart(make_run_report().simulation.load)
 
     # One micro-batch: forward in both stages, then backward in both, each after the other.
     assert chart.words == "2 stages, forward and backward passes; gaps are waits"

@@ -186,10 +186,10 @@ def make_decision(*, is_promoted):
     )
 
 
-def test_a_report_has_every_part_and_its_links_at_the_end():
+def test_a_report_has_every_part_and_the_search_methods_before_its_links():
     lines = report_text(make_run_report(), "it is a test", LINKS).splitlines()
 
-    sections = ["Plan", "Why this plan", "Stages", "Bill", "Speed", "Quality", "Links"]
+    sections = ["Plan", "Why this plan", "Stages", "Bill", "Speed", "Quality", "Search methods", "Links"]
     assert [line for line in lines if line in sections] == sections
     assert max(map(len, lines[: lines.index("Stages")])) <= 102
     assert lines[-1] == "  This run in MLflow  http://127.0.0.1:5000/#/x"
@@ -198,7 +198,7 @@ def test_a_report_has_every_part_and_its_links_at_the_end():
 def test_a_run_that_ends_with_its_plan_has_a_report_too():
     lines = report_text(make_plan_report(), "nothing was trained", LINKS).splitlines()
 
-    sections = ["Plan", "Why this plan", "Stages", "Links"]
+    sections = ["Plan", "Why this plan", "Stages", "Search methods", "Links"]
     assert [line for line in lines if line in [*sections, "Bill", "Speed", "Quality"]] == sections
     assert "  launched    nothing" in lines
 
@@ -288,7 +288,7 @@ def test_the_prediction_of_a_step_of_one_millisecond_says_how_much_such_steps_va
     short, long = (make_plan_report(predicted_step_seconds=seconds) for seconds in (0.001, 0.003))
 
     caution = "steps of less than 2 ms vary by a third between runs"
-    assert f"(dry run here); {caution}" in short.tables_text
+    assert f"(dry run here); {caution}" in short.other_speeds
     assert caution in text_of(planned=short)
     assert caution not in text_of(planned=long)
 
@@ -351,13 +351,15 @@ def test_a_plan_that_is_not_of_the_method_that_was_asked_for_says_so():
         make_result(problem),
         make_result(problem, stages=(Stage(0, 2, "gpu-t4", 8),), scheduler="genetic"),
     )
-    searches = Searches(results={"exact": exact, "genetic": asked}, taken="exact")
+    searches = Searches(results={"exact": exact, "genetic": asked}, without_plan={}, taken="exact")
     report = replace(make_plan_report(), searches=searches, scheduler="genetic")
 
     text = text_of(report)
 
     extra = asked.plan.cost_usd / exact.plan.cost_usd - 1
     assert f"the plan of genetic, which was asked for, costs {extra:.2%} more" in text
+    assert "exact (chosen)" in text
+    assert "genetic (asked for)" in text
 
 
 def test_the_screen_has_one_speed_promised_and_one_measured_and_each_says_for_which_machines():
@@ -366,5 +368,6 @@ def test_the_screen_has_one_speed_promised_and_one_measured_and_each_says_for_wh
 
     # By hand: 100 samples in 10 ms by the plan, in 25 ms here.
     assert speeds == {"10,000", "4,000"}
-    # The prediction for this machine, 100 samples in 20 ms, is for `explain`.
+    # The prediction for this machine, 100 samples in 20 ms, and the simulation are for `explain`.
     assert "5,000 samples/s (dry run here)" in report.tables_text
+    assert "simulated step by step" in report.tables_text

@@ -67,3 +67,14 @@ def test_days_with_all_kinds_of_columns_are_trained_by_their_schema(tmp_path, mo
     assert metrics["quality/best_reachable_auc"] == pytest.approx(best_auc, abs=1e-6)
     assert 0.6 < metrics["quality/auc"] < best_auc
     assert metrics["quality/buy/auc"] > 0.6
+
+
+def test_listens_are_checked_by_the_schema_beside_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "listens"
+    wanted = f"make-days {folder} --listens --first-day 2026-11-30 --num-days 2 --rows-per-day 500"
+
+    assert main(wanted.split()) == 0
+    assert main(f"check-data {folder} --schema {folder}.schema.toml".split()) == 0
+
+    assert "500 rows of" in capsys.readouterr().out

@@ -12,8 +12,7 @@ from heterps_core.planning.problem.scheduling_problem import (
     StepModel,
     UnitType,
 )
-from heterps_core.planning.simulate.pipeline_load import pipeline_load
-from heterps_core.planning.simulate.pipeline_simulation import simulate
+from heterps_core.planning.simulate.plan_simulation import simulate_plan
 from heterps_core.plans.scheduling_plan import Stage
 
 FAST = UnitType(
@@ -112,9 +111,9 @@ def test_units_count_against_the_cap_of_their_own_type():
 
 
 def test_the_simulation_takes_a_stage_of_two_types_for_replicas_of_its_slower_one():
-    found = simulate(pipeline_load(one_layer(), [MIXED], num_microbatches=1))
+    found = simulate_plan(one_layer(), [MIXED])
 
-    assert found.throughput_samples_per_s == pytest.approx(20.0)
+    assert found.run.throughput_samples_per_s == pytest.approx(20.0)
 
 
 def test_a_problem_allows_two_types_in_a_stage_or_refuses_the_plan():

@@ -78,6 +78,7 @@ def test_equal_stages_lose_the_bubble_in_every_step():
 
     # Three seconds a micro-batch and stage: 4 + 3 - 1 slots of 3 s, of which a stage uses 4.
     assert step_seconds(run) == pytest.approx([18.0] * 3)
+    assert 1 - run.stages[0].computing == pytest.approx((3 - 1) / (4 + 3 - 1))
 
 
 def test_a_pipeline_whose_last_stage_is_slowest_fills_and_drains_by_the_formula():
@@ -99,6 +100,7 @@ def test_weight_gradients_close_the_gaps_of_two_equal_stages():
     run = simulate(load, num_steps=3)
 
     assert run.step_end_seconds == pytest.approx([13.0, 25.0, 37.0])
+    assert [1 - stage.computing for stage in run.stages] == pytest.approx([0.0, 1 / 37])
 
 
 def test_delayed_updates_leave_no_gap_between_steps():
@@ -134,14 +136,28 @@ def test_messages_of_the_next_step_come_while_the_last_one_ends():
     assert run.step_end_seconds == pytest.approx([8.0, 14.0])
 
 
-def test_a_step_ends_when_its_last_message_is_sent():
-    # The message of 4 s leaves at 1 s.
+def test_shares_of_time_are_those_of_a_schedule_worked_out_by_hand():
+    # Two micro-batches on two stages. First:  f0 f1 . b0 b0 . b1 b1   Last: . f0 b0 b0 f1 b1 b1
+    load = pipeline(stage_load(), stage_load(), num_microbatches=2)
+
+    run = simulate(load, num_steps=1)
+
+    first, last = run.stages
+    assert (first.computing, first.waiting_for_data) == pytest.approx((6 / 9, 3 / 9))
+    assert (last.computing, last.waiting_for_data, 1 - last.computing) == pytest.approx((6 / 7, 1 / 7, 1 / 7))
+
+
+def test_a_message_is_waited_for_as_link_time_and_a_late_sender_as_data():
+    # The message of 4 s leaves at 1 s; the receiver waits 1 s for data, then 4 s for the link.
     load = pipeline(stage_load(output_seconds=4.0), stage_load(input_seconds=2.0), num_microbatches=1)
 
     run = simulate(load, num_steps=1)
 
-    # The gradient takes 4 s on the lane in of the first stage, which has a backward pass of 2 s after it.
-    assert run.total_seconds == pytest.approx(1 + 4 + 3 + 4 + 2)
+    last = run.stages[1]
+    # Its step ends when the gradient, 2 s on its own lane, is sent.
+    total_seconds = 1 + 4 + 3 + 2
+    assert last.waiting_for_data == pytest.approx(1 / total_seconds)
+    assert last.waiting_for_link == pytest.approx((4 + 2) / total_seconds)
 
 
 def test_replicas_wait_at_the_barrier_for_the_one_with_most_rows():
@@ -151,6 +167,7 @@ def test_replicas_wait_at_the_barrier_for_the_one_with_most_rows():
 
     # One row and two of 1.5 in the mean: 2 s and 4 s of passes, then the all-reduce.
     assert run.total_seconds == pytest.approx(5.0)
+    assert run.stages[0].waiting_at_barrier == pytest.approx(2 / 2 / 5)
 
 
 @pytest.mark.parametrize("make_plan", [random_plan, balanced_plan])

@@ -52,9 +52,11 @@ def test_a_receiver_waits_for_the_last_of_its_senders():
     assert both.received(np.array([0.0, 7.0]), np.zeros(1)) == pytest.approx([9.0])
     # The first sender comes first, and holds the second back.
     assert both.received(np.array([7.0, 0.0]), np.zeros(1)) == pytest.approx([11.0])
+    assert both.produced(np.array([7.0, 3.0])) == pytest.approx([7.0])
 
 
 def test_a_replica_without_rows_waits_for_nothing():
     two_of_three = transfer(2, 1, 3)
 
     assert two_of_three.received(np.array([5.0]), np.zeros(3)) == pytest.approx([0.0, 6.0, 7.0])
+    assert two_of_three.produced(np.array([5.0])).tolist() == [-np.inf, 5.0, 5.0]

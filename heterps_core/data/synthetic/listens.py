@@ -8,13 +8,11 @@ The log-odds that user u plays a track of genre g and artist a to its end are
 
 over the listens j of u before listen n, with :math:`y_j` 1 for one that was played and -1 for one that was skipped.
 So all that a model needs stands in the history, and genres must be learned from artists.
-`python -m tests.benchmarks.listens FOLDER YYYY-MM-DD` writes the four days of docs/QUALITY.md from a day on.
 Shape of the logs: Ploshkin et al. 2025, "Yambda-5B: A Large-Scale Multi-modal Dataset for Ranking And Retrieval".
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -43,7 +41,7 @@ _SECONDS_PER_DAY = 86_400
 _SPREAD = 7_919
 """Coprime to the number of tracks: neighbours by popularity are no neighbours by number."""
 
-SCHEMA = """# Written by tests/benchmarks/listens.py.
+SCHEMA = """# Written by heterps make-days --listens.
 [schema]
 schema_version = 1
 name = "listens"
@@ -142,13 +140,3 @@ def _turns(users: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
     turns = np.arange(len(users)) - np.repeat(firsts, np.diff(np.r_[firsts, len(users)]))
     for turn in range(int(turns.max()) + 1):
         yield order[turns == turn]
-
-
-if __name__ == "__main__":
-    write_listen_days(
-        Path(sys.argv[1]),
-        first_day=date.fromisoformat(sys.argv[2]),
-        num_days=4,
-        rows_per_day=50_000,
-        seed=0,
-    )

@@ -5,11 +5,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli import main
 from heterps_core.data.schema import DataSchema
 from heterps_core.data.synthetic.click_stream import probabilities_beside
-from heterps_core.errors import ConfigurationError
-from tests.benchmarks.listens import (
+from heterps_core.data.synthetic.listens import (
     _INTERCEPT,
     _KEPT,
     _STRENGTH,
@@ -17,6 +15,7 @@ from tests.benchmarks.listens import (
     schema_beside,
     write_listen_days,
 )
+from heterps_core.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")
@@ -74,14 +73,6 @@ def test_the_same_seed_writes_the_same_rows_and_a_schema_beside_them(folder, tmp
     schema = DataSchema.load(schema_beside(again))
     assert schema.history.table == str(again)
     assert schema.history.max_length == 32
-
-
-def test_they_are_checked_by_the_schema_beside_them(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HETERPS_HOME", str(tmp_path / "home"))
-
-    assert main(f"check-data {folder} --schema {folder}.schema.toml".split()) == 0
-
-    assert "2,000 rows of" in capsys.readouterr().out
 
 
 def test_no_days_are_refused(tmp_path):
