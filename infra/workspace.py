@@ -7,7 +7,6 @@ machine sees what a dead flow left, and that deleting one folder undoes everythi
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -43,8 +42,6 @@ SERVICE_TIMEOUT_S = 10.0
 
 RUN_KEY_BYTES = 32
 """As long as the tags of HMAC-SHA256 (RFC 2104, section 3)."""
-
-OLDER_CLOUD_NAME = "default"
 
 SERVICE_USER = "heterps"
 PASSWORD_BYTES = 18
@@ -211,21 +208,14 @@ class Workspace:
     def cloud_name(self) -> str:
         """Return the name by which a cloud tells the machines of this workspace from those of others.
 
-        It is drawn at the first use. A workspace that is older than drawn names keeps the one that all had.
+        It is drawn at the first use.
 
         Raises:
             ConfigurationError: The workspace belongs to another account.
             OSError: It cannot be written.
         """
-        # `create` draws it before it makes this folder.
-        drawn = OLDER_CLOUD_NAME if self.runs_directory.exists() else f"w-{secrets.token_hex(4)}"
-        try:
-            return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
-        except OSError as problem:
-            # A disk that is full or read-only must not keep a sweep from machines with a name known without it.
-            if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) and drawn == OLDER_CLOUD_NAME:
-                return drawn
-            raise
+        drawn = f"w-{secrets.token_hex(4)}"
+        return _kept_secret(self.cloud_name_path, drawn.encode()).decode().strip()
 
     def run_folder(self, run_id: str) -> Path:
         """Return the folder where the flow's host and the nodes of one run meet.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import posixpath
 from collections import defaultdict
-from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 
 from heterps_core.cluster import Cluster
@@ -82,15 +81,6 @@ def data_folders(manifest: DatasetManifest) -> tuple[str, ...]:
         folder = BucketPath.parse(manifest.sources[number].path).parent
         folders[folder.parts[0]].append(folder.key)
     return tuple(posixpath.commonpath(of_bucket) for of_bucket in folders.values())
-
-
-def prepared_launch(
-    provider: Provider, run_directory: RunDirectory, manifest: DatasetManifest, launch_id: str
-) -> AbstractContextManager[object]:
-    """Make the parts of a launch that its provider knows late, while the block plans it; see `Provider.prepared`."""
-    folders = () if provider.runs_here else data_folders(manifest)
-    location, python = run_directory.location, provider.node_python
-    return provider.prepared(launch_id, Bootstrap(run_location=location, data_folders=folders, python=python))
 
 
 def next_launch_id(ledger: Ledger, run_id: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -256,14 +256,8 @@ def provision(
             leaves_region=not rented_from.is_beside_store(),
             rates=rates,
         )
-    cloud_plan, *fallbacks = within_caps(
-        attempts,
-        caps,
-        provider=rented_from,
-        predicted_cost_usd=predicted_cost_usd,
-        bucket_usd=bucket_usd,
-        spent_this_month_usd=spent_this_month_usd,
-    )
+    billed, spent = rented_from.billed_usd_per_hour, Spent(month_usd=spent_this_month_usd)
+    cloud_plan, *fallbacks = _within_caps(attempts, caps, billed, spent, predicted_cost_usd, bucket_usd)
     warn_of_old_prices([group.offer for group in cloud_plan.groups], now=datetime.now(UTC))
     is_dry_run = rented_from.is_dry_run
     stages = dry_run_stages(plan.stages, num_cores=num_cores()) if is_dry_run else plan.stages
@@ -315,14 +309,13 @@ def check_lifetime(evaluation: PlanEvaluation, *, provider: str) -> None:
     )
 
 
-def within_caps(
+def _within_caps(
     plans: Sequence[ProvisioningPlan],
     caps: Caps,
-    *,
-    provider: type[Provider],
+    billed_usd_per_hour: Callable[[ProvisioningPlan], float],
+    spent: Spent,
     predicted_cost_usd: float,
     bucket_usd: float,
-    spent_this_month_usd: float,
 ) -> list[ProvisioningPlan]:
     """Return purchases without those beyond a cap, and without alternatives that would bring them beyond it.
 
@@ -334,18 +327,17 @@ def within_caps(
         BudgetExceededError: The first is beyond a cap, by how much.
     """
     first, *others = plans
-    billed_usd_per_hour = provider.billed_usd_per_hour
     caps.check(
         price_usd_per_hour=billed_usd_per_hour(first),
         predicted_cost_usd=predicted_cost_usd + bucket_usd,
-        spent=Spent(month_usd=spent_this_month_usd),
+        spent=spent,
     )
     hours = ratio(predicted_cost_usd, billed_usd_per_hour(first), otherwise=0.0)
     limits = [caps.max_usd_per_hour]
     if caps.max_usd_per_run is not None:
         limits.append(ratio(caps.max_usd_per_run - bucket_usd, hours, otherwise=math.inf))
     if caps.max_usd_per_month is not None:
-        left_usd = caps.max_usd_per_month - spent_this_month_usd - bucket_usd
+        left_usd = caps.max_usd_per_month - spent.month_usd - bucket_usd
         limits.append(ratio(left_usd, hours, otherwise=math.inf))
     limit = min((each for each in limits if each is not None), default=None)
     if limit is None:

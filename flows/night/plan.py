@@ -26,7 +26,7 @@ from infra.providers import get_provider, provider_of
 from infra.providers.base import QuotaExceededError
 from tasks import scheduling
 from tasks.planning.deadline import Deadline, PlanningTime, deadline_for
-from tasks.planning.extra_costs import pause_share
+from tasks.planning.extra_costs import fast_flow_text, pause_share
 from tasks.planning.precision import cheapest_precision, in_float32_without_units, precisions_of
 from tasks.planning.regions import Regions, cheapest_region
 from tasks.planning.table_disks import replica_disks
@@ -157,7 +157,10 @@ def plan_night(run: OpenedRun, *, without: Collection[str] = ()) -> NightPlan:
     spot_until = None
     if search.deadline is not None and chosen.evaluation.interruptions_per_hour > 0:
         spot_until = search.deadline.spot_until(chosen.evaluation.throughput_samples_per_s)
-    region = "; ".join(filter(None, (why, search.crossing.text)))
+    flows = ""
+    if not get_provider(asked.provider).has_inventory:
+        flows = fast_flow_text(problem, chosen.plan.stages, chosen.evaluation.throughput_samples_per_s)
+    region = "; ".join(filter(None, (why, search.crossing.text, flows)))
     report = search.report(problem, searches, provisioning, config, region)
     return NightPlan(report, search.profiled, learning, search.deadline, spot_until)
 

@@ -21,10 +21,11 @@ from heterps_core.training.job import (
     default_dense_learning_rate,
 )
 from heterps_core.training.storage.run_directory import RunDirectory
+from infra.bootstrap.node_start import Bootstrap
 from infra.ledger.ledger import Ledger
 from infra.providers import get_provider, provider_of
 from infra.workspace import Workspace
-from tasks.clusters import directory_of_run, next_launch_id, prepared_launch
+from tasks.clusters import data_folders, directory_of_run, next_launch_id
 from tasks.data import PreparedClicks, prepare_data
 from tasks.planning.regions import Regions
 from tasks.records.champion import champion_before
@@ -148,11 +149,12 @@ def prepared(run: OpenedRun) -> AbstractContextManager[object]:
     """
     asked = run.asked
     region, *others = Regions.of(run.workspace, asked.provider, asked.regions, data=asked.data).rented
-    if others:
-        return nullcontext()
-    launch_id = next_launch_id(Ledger(run.workspace.ledger_path), run.run_id)
     provider = provider_of(run.workspace, asked.provider, region=region)
-    return prepared_launch(provider, run.directory, run.dataset.manifest, launch_id)
+    if others or provider.runs_here:
+        return nullcontext()
+    location, folders = run.directory.location, data_folders(run.dataset.manifest)
+    bootstrap = Bootstrap(run_location=location, data_folders=folders, python=provider.node_python)
+    return provider.prepared(next_launch_id(Ledger(run.workspace.ledger_path), run.run_id), bootstrap)
 
 
 def _start_of(

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Self
 
 from heterps_core.errors import ProvisioningError
-from heterps_core.hardware import InstanceOffer, InstanceType, Market, Price
+from heterps_core.hardware import InstanceOffer, InstanceType, Market
 from infra.prices.service_charges import Rates
 from infra.prices.spot_charges import SpotHistory
 
@@ -56,14 +56,6 @@ class LivePrices(ABC):
         self, region: str, instance_types: Sequence[str], *, since: datetime
     ) -> Mapping[tuple[str, str], SpotHistory]:
         """Return the history of each instance type and zone."""
-
-    def price_now(self, usd_per_hour: float, market: Market, *, now: datetime) -> Price:
-        """Return an answer as offers carry it."""
-        return Price(
-            price_usd_per_hour=usd_per_hour,
-            price_as_of=now.astimezone(UTC).isoformat(timespec="seconds"),
-            price_source=self.spot_source if market is Market.SPOT else self.on_demand_source,
-        )
 
     def rates(self, region: str, *, now: datetime) -> Rates:
         """Return the rates of services of a region, by their names in `service_charges.RATES`.
@@ -162,6 +154,8 @@ def _offer(
         region=region,
         zone=spot_zone,
         market=market,
-        **prices.price_now(usd_per_hour, market, now=now).price,
+        price_usd_per_hour=usd_per_hour,
+        price_as_of=now.astimezone(UTC).isoformat(timespec="seconds"),
+        price_source=prices.spot_source if spot_zone else prices.on_demand_source,
         cloud=prices.cloud,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from heterps_core.device_types import get_device_type
 from heterps_core.models.model_graph import ModelGraph
@@ -11,6 +13,7 @@ from heterps_core.planning.cost_model.step_model import FORWARD_SHARE
 from heterps_core.planning.problem.extra_costs import ExtraCosts
 from heterps_core.planning.problem.row_use import changed_share
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, UnitType, is_cpu
+from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
@@ -120,6 +123,24 @@ def job_extra_costs(
         checkpoint_seconds=CHECKPOINT_SECONDS,
         restart_seconds=RESTART_SECONDS,
     )
+
+
+def fast_flow_text(problem: SchedulingProblem, stages: Sequence[Stage], samples_per_s: float) -> str:
+    """Say that workers of adjacent stages would send more than EC2 lets a flow carry; empty where none would.
+
+    Batches are cut where the replicas of either stage begin, so a flow has at most the part of one of the stage with
+    more replicas. Plans count the bandwidth of machines, which several flows share.
+    """
+    flows = [
+        samples_per_s
+        * problem.layers[a.last_layer].output_bytes_per_sample
+        / max(a.num_replicas, b.num_replicas)
+        for a, b in pairwise(stages)
+    ]
+    if (fastest := max(flows, default=0.0)) <= FLOW_BYTES_PER_S:
+        return ""
+    needed = f"a flow between stages needs {fastest * 8e-9:.1f} Gbit/s"
+    return f"{needed}, and EC2 gives one 5 outside a placement group: the night may take longer than planned"
 
 
 def with_starts(

@@ -90,22 +90,6 @@ def _vcpus(plan: ProvisioningPlan) -> Counter[Quota]:
     return counted
 
 
-class _Left(NamedTuple):
-    """vCPUs of a quota."""
-
-    allowed: float
-    used: int
-    """Of running machines, also those of others."""
-
-    @property
-    def vcpus(self) -> int:
-        """How many more may run."""
-        return max(int(self.allowed) - self.used, 0)
-
-    def __str__(self) -> str:
-        return f"{self.vcpus} of {self.allowed:g}"
-
-
 class Quotas:
     """The quotas of an account in a region, each asked for once, and what running machines leave of them now.
 
@@ -129,18 +113,20 @@ class Quotas:
                 logger.warning("quotas of vCPUs are unknown; EC2 refuses a launch beyond them: %s", problem)
         return None
 
-    def _left(self, quotas: Iterable[Quota]) -> dict[Quota, _Left]:
-        """Return what is left of quotas, without those that AWS does not tell: EC2 refuses what is beyond them."""
+    def _left(self, quotas: Iterable[Quota]) -> dict[Quota, int]:
+        """Return the vCPUs left of quotas, without those that AWS does not tell: EC2 refuses what is beyond them."""
         allowed = {quota: self._vcpus_of(quota) for quota in dict.fromkeys(quotas)}
-        known = {quota: vcpus for quota, vcpus in allowed.items() if vcpus is not None}
-        used: Counter[Quota] = Counter()
+        left = {quota: int(vcpus) for quota, vcpus in allowed.items() if vcpus is not None}
         try:
             with explained("tell the machines that run"):
-                for (family, market), vcpus in (vcpus_in_use(self._ec2) if known else {}).items():
-                    used[_quota_of(family, market)] += vcpus
+                used = vcpus_in_use(self._ec2) if left else Counter()
         except ProvisioningError as problem:
             logger.warning("machines that run are not counted in quotas: %s", problem)
-        return {quota: _Left(vcpus, used[quota]) for quota, vcpus in known.items()}
+            return left
+        for (family, market), vcpus in used.items():
+            if (quota := _quota_of(family, market)) in left:
+                left[quota] = max(left[quota] - vcpus, 0)
+        return left
 
     def check(self, plan: ProvisioningPlan) -> None:
         """Check that a plan keeps within what is left of them.
@@ -150,19 +136,16 @@ class Quotas:
         """
         asked = _vcpus(plan)
         for quota, left in self._left(asked).items():
-            if asked[quota] > left.vcpus:
+            if asked[quota] > left:
                 types = {group.device_type for group in plan.groups if quota_of(group.offer) == quota}
+                allowed = self._vcpus_of(quota) or 0.0
+                more = quota.request(self._ec2.meta.region_name, int(allowed) + asked[quota] - left)
                 raise QuotaExceededError(
-                    f"the plan must keep within the {left} vCPUs that running machines leave of the quota "
-                    f"{quota.name}, and asks for {asked[quota]}; "
-                    f"{quota.request(self._region, asked[quota] + left.used)}, or plan with "
+                    f"the plan must keep within the {left} of {allowed:g} vCPUs that running machines leave of the "
+                    f"quota {quota.name}, and asks for {asked[quota]}; {more}, or plan with "
                     f"--device-types {' or '.join(sorted(types))} alone, or --markets on-demand spot",
                     quotas=(quota.name,),
                 )
-
-    @property
-    def _region(self) -> str:
-        return self._ec2.meta.region_name
 
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the most units of device types; see `Provider.unit_limits`."""
@@ -179,10 +162,10 @@ class Quotas:
         for name, of_type in sold.items():
             if all(quota_of(offer) in left for offer in of_type):
                 limits[name] = max(
-                    left[quota_of(offer)].vcpus // offer.instance_type.vcpus * units
+                    left[quota_of(offer)] // offer.instance_type.vcpus * units
                     for offer, units in of_type.items()
                 )
             for offer in of_type:
                 sharing[quota_of(offer).name].add(name)
-        text = "; ".join(f"{quota.name} {of_quota}" for quota, of_quota in left.items())
+        text = "; ".join(f"{each.name} {vcpus} of {self._vcpus_of(each):g}" for each, vcpus in left.items())
         return UnitLimits(limits, sharing, text)

@@ -142,6 +142,21 @@ def test_every_call_to_ec2_is_allowed_to_the_controller(accesses_to_ec2):
     assert refused == []
 
 
+def test_a_controller_of_one_region_may_do_all_of_it_there_and_make_nothing_elsewhere(accesses_to_ec2):
+    """As docs/AWS.md replaces it in the policy."""
+    assert "-e s/ec2:\\*/ec2:us-east-1/g" in (ROOT / "docs" / "AWS.md").read_text()
+    of_region = json.loads(json.dumps(policy("controller")).replace("ec2:*", "ec2:us-east-1"))
+    elsewhere = [
+        replace(access, resource=access.resource.replace("us-east-1", "eu-west-1"))
+        for access in accesses_to_ec2
+        if access.resource.startswith("arn:aws:ec2:us-east-1")
+    ]
+
+    assert [access for access in accesses_to_ec2 if not is_allowed(of_region, access)] == []
+    assert [access for access in elsewhere if is_allowed(of_region, access)] == []
+    assert [access for access in elsewhere if not is_allowed(policy("controller"), access)] == []
+
+
 def test_every_call_that_makes_and_deletes_roles_is_allowed_to_the_controller(accesses_to_roles):
     refused = [access for access in accesses_to_roles if not is_allowed(policy("controller"), access)]
 

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from heterps_core.errors import BudgetExceededError
+from heterps_core.plans.scheduling_plan import Stage
 from infra.billing.caps import Caps
-from tasks.planning.extra_costs import _planned_usage
+from tasks.planning.extra_costs import _planned_usage, fast_flow_text
 from tasks.provisioning import provision
 from tests.tasks.test_provisioning import OFFERS, planned
 
@@ -17,6 +19,19 @@ def test_requests_and_egress_of_a_plan_by_hand():
     # The model in 10 parts of 16 MiB, which leave the region.
     assert usage.get_requests == 10
     assert usage.egress_bytes == 10 * 16 * 1024**2
+
+
+def test_a_flow_between_stages_that_ec2_does_not_carry_is_named():
+    """By hand: 10,000 bytes a sample between 2 and 3 replicas, so a flow has a third of a batch at most.
+
+    At 200,000 samples/s that is 10,000 * 200,000 / 3 = 0.667 GB/s, or 5.3 Gbit/s; at 180,000 it is 4.8.
+    """
+    layers = [SimpleNamespace(output_bytes_per_sample=size) for size in (10, 10_000, 4)]
+    problem, stages = SimpleNamespace(layers=layers), (Stage(0, 1, "cpu-c7i", 2), Stage(2, 2, "gpu-a100", 3))
+
+    assert "needs 5.3 Gbit/s, and EC2 gives one 5" in fast_flow_text(problem, stages, 200_000.0)
+    assert fast_flow_text(problem, stages, 180_000.0) == ""
+    assert fast_flow_text(problem, stages[:1], 200_000.0) == ""
 
 
 def test_in_the_region_of_the_bucket_nothing_is_paid_for_the_way():

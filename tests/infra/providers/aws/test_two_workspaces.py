@@ -1,6 +1,5 @@
 """Two people in one account: neither sees, books nor ends the machines of the other."""
 
-import subprocess
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from infra.ledger.ledger import Ledger
 from infra.machines.sweeper import sweep_workspace
 from infra.providers import provider_of
-from infra.workspace import OLDER_CLOUD_NAME, Workspace
+from infra.workspace import Workspace
 from tests.infra.builders import bootstrap, plan
 from tests.small_disk import CAN_MOUNT, mounted
 
@@ -72,26 +71,19 @@ def test_a_drawn_name_stays_and_goes_with_the_folder(tmp_path):
 
     assert workspace.create().cloud_name() == Workspace(root=workspace.root).cloud_name() == name
     assert name != Workspace(root=tmp_path / "other").create().cloud_name()
-    assert OLDER_CLOUD_NAME != name == workspace.cloud_name_path.read_text()
-
-
-def test_a_workspace_from_before_drawn_names_keeps_the_name_of_its_machines(tmp_path):
-    workspace = Workspace(root=tmp_path)
-    workspace.runs_directory.mkdir()
-
-    assert workspace.create().cloud_name() == OLDER_CLOUD_NAME
+    assert name == workspace.cloud_name_path.read_text()
 
 
 @pytest.mark.skipif(not CAN_MOUNT, reason="mounting a small file system needs root")
-def test_on_a_full_disk_a_name_that_is_known_is_not_written(tmp_path):
-    """A sweep must reach its machines; a new workspace has none, and draws no name twice."""
-    with mounted(tmp_path / "older") as disk:
-        older = Workspace(root=disk.path)
-        older.runs_directory.mkdir()
+def test_on_a_full_or_read_only_disk_the_name_is_read_and_none_is_drawn(tmp_path):
+    """A sweep must reach its machines; a new workspace has none."""
+    with mounted(tmp_path / "home") as disk:
+        workspace = Workspace(root=disk.path)
+        name = workspace.cloud_name()
         disk.fill()
-        assert older.cloud_name() == OLDER_CLOUD_NAME
-        subprocess.run(["mount", "-o", "remount,ro", str(disk.path)], check=True)
-        assert older.cloud_name() == OLDER_CLOUD_NAME
+        assert workspace.cloud_name() == name
+        disk.set_read_only()
+        assert workspace.cloud_name() == name
     with mounted(tmp_path / "new") as disk:
         disk.fill()
         with pytest.raises(OSError, match="No space left"):
