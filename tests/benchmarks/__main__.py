@@ -37,6 +37,7 @@ BENCHMARKS = (
     "serving",
     "tiered_table",
     "training_speed",
+    "whole_line",
 )
 
 PACKAGES = ("heterps", "numpy", "torch", "optuna", "pyarrow", "lightgbm", "catboost", "vowpalwabbit")
