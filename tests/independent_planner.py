@@ -230,7 +230,10 @@ class CandidateStages:
             for index in range(int(self.caps[column])):
                 if math.isfinite(seconds := self.seconds[row, column, index]):
                     yield float(seconds), (index + 1) * np.eye(num_types)[column]
+        is_cpu = ["cpu" in name for name in self.problem.device_types]
         for columns in combinations(range(num_types), 2):
+            if is_cpu[columns[0]] != is_cpu[columns[1]]:
+                continue
             for counts in product(*(range(1, int(self.caps[column]) + 1) for column in columns)):
                 units = np.zeros(num_types)
                 units[list(columns)] = counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from heterps_core.errors import ConfigurationError
 from heterps_core.field_rules import Count, Positive, Text
@@ -75,7 +75,9 @@ class Stage(JsonDocument):
         return tuple(self.on({name: number}) for name, number in self.replicas_by_type.items())
 
     def on(self, replicas_by_type: Mapping[str, int]) -> Stage:
-        """Return the stage on one or two device types with so many replicas each, which take equal shares.
+        """Return the stage on one or two device types with so many replicas each.
+
+        Each takes the share of the first one on its type before; equal ones where they had none, or one type is left.
 
         Example:
             >>> Stage(0, 0, "gpu-t4", 1).on({"gpu-t4": 2, "cpu-c7i": 12}).units
@@ -83,7 +85,12 @@ class Stage(JsonDocument):
         """
         (first, _), *second = ((name, number) for name, number in replicas_by_type.items() if number)
         total = sum(replicas_by_type.values())
-        return Stage(self.first_layer, self.last_layer, first, total, *(second[0] if second else ()))
+        shares: tuple[int, ...] = ()
+        if self.shares and second and replicas_by_type.keys() == self.replicas_by_type.keys():
+            of_types = zip(replicas_by_type.values(), (self.shares[0], self.shares[-1]), strict=True)
+            shares = tuple(share for number, share in of_types for _ in range(number))
+        name, number = second[0] if second else ("", 0)
+        return Stage(self.first_layer, self.last_layer, first, total, name, number, shares)
 
     @property
     def device_types(self) -> str:
@@ -193,4 +200,6 @@ def _with_replicas(stage: Stage, num_replicas: int) -> Stage:
     """Return a stage with fewer replicas: of two device types about in proportion, at least one on the first."""
     second = -(-num_replicas * stage.second_replicas // stage.num_replicas)
     second = min(second, num_replicas - 1)
-    return stage.on({stage.device_type: num_replicas - second, stage.second_device_type: second})
+    # Two processes of one machine are as fast.
+    equal = replace(stage, shares=())
+    return equal.on({stage.device_type: num_replicas - second, stage.second_device_type: second})

@@ -74,7 +74,9 @@ def test_the_plan_of_limited_units_is_kept_in_a_file_that_old_ones_look_like(tmp
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
     _, read = load_problem_and_plan(tmp_path / "problem.json", tmp_path / "plan.json")
 
-    assert [stage.units for stage in plan.stages] == ["2 x cpu-c7i + 1 x cpu-r6in"]
+    [stage] = plan.stages
+    assert stage.units == "2 x cpu-c7i + 1 x cpu-r6in"
+    assert stage.shares == (20, 20, 20)
     assert read == plan
     assert plan.optimality_gap == 0
     alone = replace(plan, stages=(Stage(0, 2, "cpu-r6in", 3),))

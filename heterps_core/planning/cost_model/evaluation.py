@@ -19,7 +19,12 @@ from heterps_core.planning.cost_model.instance_cover import InstanceCover
 from heterps_core.planning.cost_model.mixed_stage import PlanParts
 from heterps_core.planning.cost_model.stage_cost import is_within, replica_memory_bytes
 from heterps_core.planning.cost_model.step_model import num_microbatches_of
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel, UnitType
+from heterps_core.planning.problem.scheduling_problem import (
+    SchedulingProblem,
+    StepModel,
+    UnitType,
+    is_cpu,
+)
 from heterps_core.planning.simulate.pipeline_load import pipeline_load
 from heterps_core.planning.simulate.pipeline_simulation import simulate
 from heterps_core.plans.scheduling_plan import Stage, check_stages_cover_chain
@@ -55,6 +60,8 @@ class StageEvaluation:
     rows: tuple[int, ...] = ()
     """Of a micro-batch, those of each replica of both device types; the slower of these has the times above."""
 
+    microbatch_rows: int = 0
+
     reading_seconds: float = 0.0
     """IT, the time of the core that reads the rows beside a card."""
 
@@ -75,6 +82,17 @@ class StageEvaluation:
         """Device type -> its part of the price."""
         first = self.price_usd_per_hour - self.second_usd_per_hour
         return dict(zip(self.stage.replicas_by_type, (first, self.second_usd_per_hour), strict=False))
+
+    @property
+    def with_shares(self) -> Stage:
+        """The stage with the shares of its replicas, where it has two device types: whole rows of a micro-batch."""
+        if not self.rows:
+            return self.stage
+        (first, second), all_rows = self.stage.replicas_by_type.values(), self.microbatch_rows
+        shares = [self.rows[0]] * first + [self.rows[1]] * second
+        while sum(shares) > all_rows:
+            shares[len(shares) - 1 - shares[::-1].index(max(shares))] -= 1
+        return replace(self.stage, shares=tuple(shares))
 
     @property
     def seconds(self) -> float:
@@ -276,10 +294,11 @@ def _evaluate_stages(
             if name not in problem.device_types:
                 known = ", ".join(problem.device_types)
                 raise ConfigurationError(f"unknown device type {name!r} in a plan; known are: {known}")
-        if stage.second_device_type and not problem.mixes_device_types:
+        kinds = set(map(is_cpu, stage.replicas_by_type))
+        if len(kinds) > 1 or (stage.second_device_type and not problem.mixes_device_types):
             raise ConfigurationError(
-                f"stages of two device types must be allowed by the problem's mixes_device_types, "
-                f"got {stage.units} for layers {stage.first_layer}..{stage.last_layer}; plan again"
+                f"the device types of a stage must be CPUs, or cards, and two need mixes_device_types in the "
+                f"problem, got {stage.units} for layers {stage.first_layer}..{stage.last_layer}; plan again"
             )
     of_types = PlanParts.of(problem, stages, num_microbatches=num_microbatches)
     table, is_shared = of_types.table, of_types.in_stage > 0
@@ -312,6 +331,7 @@ def _evaluate_stages(
                 exchange_seconds=exchange,
                 drained_seconds=drained,
                 rows=tuple(of_types.rows[span].tolist()) if is_shared[slowest] else (),
+                microbatch_rows=problem.batch_size // num_microbatches,
                 reading_seconds=reading,
                 memory_bytes=_memory_bytes(problem, stage, sweep),
                 price_usd_per_hour=bought + (0.0 if sweep is None else sweep.usd_per_hour),

@@ -259,7 +259,8 @@ class SchedulingProblem(JsonDocument):
     """By the trainer's step: updates are not delayed, so a pipeline fills and drains in each step."""
 
     mixes_device_types: bool = False
-    """Whether a stage may have replicas on two device types, by the trainer's step with delayed updates alone."""
+    """Whether a stage may have replicas on two device types, both CPUs or both cards; by the trainer's step with
+    delayed updates alone."""
 
     pause_share: NotNegative = 0.0
     """What checkpoints and the evaluation after the last step add to the time of all steps, as a share of it."""

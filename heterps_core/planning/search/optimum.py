@@ -78,6 +78,8 @@ def find_optimum(
         is_proven = is_proven and cost_usd <= bound_usd * (1 + COMPARISON_TOLERANCE)
     else:
         cost_usd = evaluate(problem, stages).cost_usd
+    if problem.mixes_device_types:
+        stages = tuple(part.with_shares for part in evaluate(problem, stages).stages)
     return Optimum(
         stages=stages,
         cost_usd=cost_usd,

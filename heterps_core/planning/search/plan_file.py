@@ -46,5 +46,5 @@ def _check_stage(path: str, stage: Stage, problem: SchedulingProblem) -> None:
         if (value := getattr(stage, name)) > most:
             rule = f"must be a whole number in {least}..{most}, got {value}"
             raise MalformedDocumentError(f"{path}.{name}", rule)
-    if stage.shares:
+    if stage.shares and not stage.second_device_type:
         raise MalformedDocumentError(f"{path}.shares", "are measured in training; leave them out of a plan")

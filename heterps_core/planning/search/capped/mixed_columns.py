@@ -85,14 +85,17 @@ class MixedColumns:
         return MixedColumns(runs=self.runs[chosen], types=self.types[chosen], counts=self.counts[chosen])
 
 
-def mixed_columns(shares: RowShares, slack: Floats, unit_prices: Floats) -> MixedColumns | None:
-    """Return the stages of two types, each of which costs less than `slack` of its run; None for too many.
+def mixed_columns(
+    shares: RowShares, slack: Floats, unit_prices: Floats, kinds: NDArray[np.bool_]
+) -> MixedColumns | None:
+    """Return the stages of two types of a kind, each of which costs less than `slack` of its run; None for too many.
 
     Args:
         slack: Shape (G,).
         unit_prices: No less is charged for a unit of each type, shape (T,).
+        kinds: Shape (T,).
     """
-    first, second = np.triu_indices(unit_prices.size, 1)
+    first, second = np.nonzero(np.triu(kinds[:, None] == kinds, 1))
     runs, pairs = np.nonzero(
         (shares.rows[:, first] > 0)
         & (shares.rows[:, second] > 0)

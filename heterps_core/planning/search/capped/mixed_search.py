@@ -29,7 +29,7 @@ from heterps_core.planning.cost_model.run_tables import LEAST_USD_PER_HOUR, segm
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE, is_within
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.cost_model.step_model import StepGroup, num_microbatches_of, step_groups
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, is_cpu
 from heterps_core.planning.provisioning.replica_balance import FixedStages
 from heterps_core.planning.search.capped.capped_chain import CappedChain
 from heterps_core.planning.search.capped.capped_search import NO_PLAN, CheapestPlan
@@ -280,7 +280,8 @@ class MixedSearch:
     ) -> _Columns | None:
         """Return the stages that a better plan may have; None for too many."""
         least = self._stage_prices(linear, np.ones(self.caps.size), interval.low * self.least_prices)
-        mixed = mixed_columns(shares, spare, least + scarcity)
+        kinds = np.array([is_cpu(name) for name in self.problem.device_types])
+        mixed = mixed_columns(shares, spare, least + scarcity, kinds)
         if mixed is None:
             return None
         replicas, usd_per_hour = single

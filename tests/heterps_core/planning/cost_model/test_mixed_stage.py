@@ -92,7 +92,7 @@ def test_two_thirds_of_the_rows_of_tables_cross_links_among_three_replicas():
 
 
 def test_rows_are_whole():
-    # The fast one takes 4 of 7 rows in 0.4 s, the slow ones 2 each in 0.4 s: 3.5 and 1.75 would take 0.35 s.
+    # Of 7 rows two take a slow one 0.4 s, and three the fast one 0.3 s; 3.5 and 1.75 would take 0.35 s.
     problem = replace(one_layer(), batch_size=7)
 
     assert evaluate(problem, [MIXED]).stages[0].seconds == pytest.approx(0.4)
@@ -121,3 +121,24 @@ def test_a_problem_allows_two_types_in_a_stage_or_refuses_the_plan():
         evaluate(replace(one_layer(), mixes_device_types=False), [MIXED])
     with pytest.raises(MalformedDocumentError, match="delay updates"):
         replace(one_layer(), drains=True)
+
+
+def test_a_plan_has_the_rows_of_each_replica_as_shares():
+    # 100 rows: 50 and twice 25. Of 7 rows two take a slow one 0.4 s, and three the fast one 0.3 s.
+    [part], [few] = (
+        evaluate(problem, [MIXED]).stages for problem in (one_layer(), replace(one_layer(), batch_size=7))
+    )
+
+    assert part.with_shares.shares == (50, 25, 25)
+    assert few.with_shares.shares == (3, 2, 2)
+    assert part.with_shares.on({"fast": 2, "slow": 1}).shares == (50, 50, 25)
+    assert part.with_shares.on({"slow": 2}).shares == ()
+
+
+def test_a_stage_has_no_cards_beside_cpus():
+    problem = one_layer()
+    seconds = {"cpu": 1.0, "card": 1.0}
+    layer = replace(problem.layers[0], compute_seconds=seconds, communication_seconds=seconds)
+    problem = replace(problem, layers=(layer,), device_types={"cpu": SLOW, "card": SLOW})
+    with pytest.raises(ConfigurationError, match="must be CPUs, or cards"):
+        evaluate(problem, [Stage(0, 0, "cpu", 2, "card", 1)])

@@ -1,5 +1,6 @@
 """Plans whose stages may have two device types, against every plan of a second implementation of the step."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -10,13 +11,14 @@ from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
 from heterps_core.planning.problem.extra_costs import ExtraCosts, InstanceSize
-from heterps_core.planning.problem.scheduling_problem import StepModel
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.capped.capped_search import CappedSearch
 from heterps_core.planning.search.capped.mixed_search import MixedSearch
 from heterps_core.planning.search.optimum import find_optimum, highest_throughput, may_have_plan
 from heterps_core.plans.scheduling_plan import Stage
 from tests.builders import make_problem, with_exchange_work
 from tests.independent_planner import CandidateStages
+from tests.paths import PROJECT
 from tests.tiers import weekly_after
 
 
@@ -46,6 +48,10 @@ def few_units(seed):
         )
         for layer in problem.layers
     )
+    # A stage has CPUs or cards.
+    name = "gpu_z" if seed % 4 else "cpu"
+    units = {each.replace("cpu", name): unit for each, unit in units.items()}
+    layers = tuple(renamed(layer, name) for layer in layers)
     return replace(
         problem,
         batch_size=64,
@@ -55,6 +61,18 @@ def few_units(seed):
         step_model=StepModel.TRAINER,
         single_replica_communicates=False,
         mixes_device_types=True,
+    )
+
+
+def renamed(layer, name):
+    fields = ("compute_seconds", "communication_seconds", "reading_seconds")
+    values = {field: getattr(layer, field) for field in fields}
+    return replace(
+        layer,
+        **{
+            field: {each.replace("cpu", name): seconds for each, seconds in by_type.items()}
+            for field, by_type in values.items()
+        },
     )
 
 
@@ -160,6 +178,8 @@ def all_mixed_plans(problem):
         for count in range(1, problem.device_types[first].max_units + 1):
             yield (Stage(0, last, first, count),)
             for second in names[names.index(first) + 1 :]:
+                if "cpu" in first + second:
+                    continue
                 for more in range(1, problem.device_types[second].max_units + 1):
                     yield (Stage(0, last, first, count + more, second, more),)
 
@@ -175,3 +195,29 @@ def test_no_plan_costs_less_than_the_bound_with_starts_interruptions_and_machine
 
     assert found.cost_usd == pytest.approx(expected_usd, rel=1e-9)
     assert 0.97 * expected_usd < found.cost_lower_bound_usd <= expected_usd * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("max_units", "lone_usd", "mixed_usd", "units"),
+    [
+        (20, 8.3284, 5.9874, "20 x gpu-t4 + 15 x gpu-t4-20gbit"),
+        pytest.param(30, 8.3284, 4.7406, "30 x gpu-t4 + 5 x gpu-t4-20gbit", marks=pytest.mark.weekly),
+        pytest.param(8, 8.3284, 7.5569, "8 x gpu-t4 + 27 x gpu-t4-20gbit", marks=pytest.mark.weekly),
+        pytest.param(64, 4.0809, 4.0809, "35 x gpu-t4", marks=pytest.mark.weekly),
+    ],
+)
+def test_the_example_night_with_few_t4_costs_what_the_documents_say(max_units, lone_usd, mixed_usd, units):
+    path = PROJECT / "docs" / "examples" / "night.problem.json"
+    night = SchedulingProblem.from_json(json.loads(path.read_text()))
+    few = replace(night.device_types["gpu-t4"], max_units=max_units)
+    night = replace(
+        night,
+        throughput_floor_samples_per_s=1.2e6,
+        device_types={**night.device_types, "gpu-t4": few},
+    )
+
+    lone, mixed = (find_optimum(replace(night, mixes_device_types=mixes)) for mixes in (False, True))
+
+    assert (lone.cost_usd, mixed.cost_usd) == pytest.approx((lone_usd, mixed_usd), abs=1e-4)
+    assert mixed.stages[0].units == units
+    assert mixed.cost_lower_bound_usd == mixed.cost_usd
