@@ -13,7 +13,7 @@ from heterps_core.data.reading.days import parse_day
 from heterps_core.device_types import get_device_type, in_markets
 from heterps_core.errors import ConfigurationError, UnknownNameError
 from heterps_core.hardware import DeviceKind, Market
-from heterps_core.models import CTR_MODELS
+from heterps_core.models import CTR_MODELS, DEFAULT_MODEL
 from infra.prices.price_catalogue import PriceCatalogue
 from infra.providers import get_provider, provider_of
 from infra.providers.base import REGION
@@ -64,6 +64,11 @@ def check_parameters(asked: parameters.TrainParameters) -> None:
     location = rented_from.run_location(workspace, "check")
     provider_of(workspace, asked.provider, region=regions[0]).check_run_directory(location)
     check_model_name(asked.model)
+    if asked.size != "m" and asked.model != DEFAULT_MODEL:
+        raise ConfigurationError(
+            f"size is measured for {DEFAULT_MODEL} alone, so it must be m for {asked.model}, got {asked.size!r}; set "
+            f"hidden_widths and embedding_dim"
+        )
     if asked.plan_only and asked.resume_run_id is not None:
         raise ConfigurationError(
             f"plan_only says what a new run would buy, so resume_run_id must be left out, "

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from flows.parameter_model import FlowParameters, OneOf
 from heterps_core.device_types import matching
 from heterps_core.hardware import Market
-from heterps_core.models import DEFAULT_MODEL, sized_model
+from heterps_core.models import DEFAULT_MODEL, SIZES, sized_model
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from heterps_core.training import job
 from infra.billing.caps import Caps
@@ -111,6 +111,10 @@ class _ModelParameters(SourceParameters):
     batch_size: BatchSize | None = None
     """Samples per training step; empty to choose it from the number of rows."""
 
+    size: Annotated[str, OneOf("size", SIZES)] = "m"
+    """Size of cross-deep: s for a third of the time at a little less AUC, l for a little more at twice the time
+    (docs/QUALITY.md); hidden_widths, embedding_dim and model_settings win over it."""
+
     hidden_widths: Annotated[list[Count], Field(min_length=1)] | None = None
     """Widths of the fully connected layers of a model, such as 256 128; empty for its own."""
 
@@ -147,7 +151,8 @@ class _ModelParameters(SourceParameters):
     def sized_model(self) -> str:
         """The model's name, with the sizes that are not its own."""
         sizes = {"hidden_widths": self.hidden_widths, "embedding_dim": self.embedding_dim}
-        return sized_model(self.model, **sizes | self.model_settings)
+        given = {name: value for name, value in sizes.items() if value is not None}
+        return sized_model(self.model, **SIZES[self.size] | given | self.model_settings)
 
     @property
     def trained_with(self) -> dict[str, Any]:

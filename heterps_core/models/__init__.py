@@ -33,11 +33,18 @@ CTR_MODELS: dict[str, str] = {
 DEFAULT_MODEL = "cross-deep"
 """Better than all others on most of the rows that models are judged on (docs/QUALITY.md)."""
 
-PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
-"""Models of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
-
 Setting: TypeAlias = bool | int | float | Sequence[int]
 """Setting of a model: a number, or widths of layers, whose names end with "widths"."""
+
+SIZES: dict[str, dict[str, Setting]] = {
+    "s": {"embedding_dim": 4, "hidden_widths": (64, 32), "cross_layers": 1, "cross_rank": 32},
+    "m": {},
+    "l": {"hidden_widths": (256, 128), "cross_layers": 3, "cross_rank": 128},
+}
+"""Settings of the default model by its size; what each costs and gives is measured in docs/QUALITY.md."""
+
+PAPER_MODELS = ("ctrdnn", "ctrdnn-16", "matchnet", "2emb", "nce")
+"""Models of the HeterPS paper and of PaddlePaddle's examples, on which search methods are compared."""
 
 _SIZED = re.compile(r"([^()]+)\((\w+=[^,()=]+(?:, \w+=[^,()=]+)*)\)")
 

@@ -33,6 +33,7 @@ from heterps_core.data.row_arrays import RowArrays, targets_of
 from heterps_core.data.schema import CRITEO_SCHEMA
 from heterps_core.data.synthetic.click_stream import best_reachable_quality, write_click_stream
 from heterps_core.judging.quality import ClickQuality
+from heterps_core.models import DEFAULT_MODEL, SIZES, sized_model
 from heterps_core.training.tuning.in_one_process import train_in_turns
 from heterps_core.units import BYTES_PER_GIB, SECONDS_PER_HOUR
 from infra.prices.price_catalogue import PriceCatalogue
@@ -148,7 +149,9 @@ def _rows(dataset: PreparedDataset, seeds: range, prepare_seconds: float) -> Ite
     fits: dict[str, list[Callable[[], Fitted]]] = {
         name: [partial(_fit_baseline, folder, fit)] for name, fit in _others().items()
     }
-    fits |= {f"`{model}`": [partial(_train, folder, model, seed) for seed in seeds] for model in MODELS}
+    sized = {f"`{DEFAULT_MODEL}`, size {size}": sized_model(DEFAULT_MODEL, **SIZES[size]) for size in "sl"}
+    ours = {f"`{model}`": model for model in MODELS} | sized
+    fits |= {name: [partial(_train, folder, model, seed) for seed in seeds] for name, model in ours.items()}
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as processes:
         under_way = {name: [processes.submit(fit) for fit in each] for name, each in fits.items()}

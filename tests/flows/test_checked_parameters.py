@@ -171,6 +171,7 @@ TRAINING = [
     ({"clip_norm": 0.0}, "clip_norm must be a number, above 0, or left out, got 0.0"),
     ({"warmup_steps": 0}, "warmup_steps must be a whole number of steps, at least 1, or left out, got 0"),
     ({"label_weights": {"buy": 3}}, "'buy' is not a known label in label_weights; known are: label"),
+    ({"size": "s", "model": "ctrdnn"}, "so it must be m for ctrdnn, got 's'; set hidden_widths and"),
     ({"embedding_dim": 0}, "embedding_dim must be a whole number, at least 1, or left out, got 0"),
     ({"dense_optimizer": "adan"}, "Did you mean 'adam'"),
     ({"embedding_optimizer": "adam"}, "not a known embedding optimizer; known are: rowwise-adagrad"),

@@ -5,9 +5,10 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.parameters import TrainParameters
 from flows.train_ctr import train_ctr
-from heterps_core.data.schema import DataSchema
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.errors import ConfigurationError
 from heterps_core.judging.quality import WHERE_DIVERGED
+from heterps_core.models.chain import build_chain
 from heterps_core.planning.search.schedulers import SCHEDULERS
 from infra.providers import PROVIDERS
 
@@ -91,3 +92,26 @@ def test_patterns_of_device_types_are_the_names_that_they_match():
 
     assert asked.device_types == ["gpu-l4", "gpu-l4-10gbit", "gpu-l40s", "gpu-l40s-20gbit", "cpu-c7i"]
     assert TrainParameters.of({}).device_types == []
+
+
+def test_a_size_sets_all_parts_of_the_model_and_single_settings_win_over_it():
+    small = TrainParameters(size="s")
+    other = TrainParameters(size="s", embedding_dim=8, model_settings={"cross_rank": 16})
+
+    assert small.sized_model == (
+        "cross-deep(embedding_dim=4, hidden_widths=64-32, cross_layers=1, cross_rank=32)"
+    )
+    assert (
+        other.sized_model == "cross-deep(embedding_dim=8, hidden_widths=64-32, cross_layers=1, cross_rank=16)"
+    )
+    assert TrainParameters().sized_model == "cross-deep"
+
+
+def test_each_size_has_more_parameters_than_the_one_before():
+    features = CRITEO_SCHEMA.features([16] * 26)
+    chains = [build_chain(TrainParameters(size=size).sized_model, features, seed=0) for size in "sml"]
+
+    counts = [sum(each.numel() for each in chain.parameters()) for chain in chains]
+
+    assert sorted(counts) == counts
+    assert len({*counts}) == 3
