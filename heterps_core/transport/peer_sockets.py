@@ -21,41 +21,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
+from heterps_core.transport.rank_layout import LostWorkerError, RankLayout, StagePeers
 from heterps_core.transport.token_connections import connect_by_token, ranks_here
 
 _SIZE_BYTES = 8
 
 
-class PeerSockets:
-    """The connections of one replica with the others of its stage; made by `connect`.
+class PeerSockets(StagePeers):
+    """The connections of one replica with the others of its stage; made by `connect`."""
 
-    Attributes:
-        member: Number of this replica.
-        num_members: Number of the replicas.
-        waited_s: Seconds in which rows were sent and waited for.
-    """
-
-    def __init__(
-        self,
-        peers: dict[int, socket.socket],
-        *,
-        ranks: Sequence[int],
-        layout: RankLayout,
-        silence_limit_s: float,
-    ) -> None:
-        self.num_members = len(peers) + 1
-        self.member = next(number for number in range(self.num_members) if number not in peers)
-        self._peers, self._ranks, self._layout = peers, ranks, layout
-        self._silence_limit_s = silence_limit_s
-        self.waited_s = 0.0
-        limit_us = round(1e6 * silence_limit_s)
-        for peer in peers.values():
-            # The system keeps the limit: Python would make another call before each one.
-            peer.setblocking(True)
-            peer.setsockopt(
-                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(limit_us, 10**6))
-            )
+    waited_s = 0.0
+    """Seconds in which rows were sent and waited for."""
 
     @classmethod
     def connect(
@@ -83,6 +59,13 @@ class PeerSockets:
         connections |= connect_by_token(others - here, group)
         peers = {ranks.index(rank): connection for rank, connection in connections.items()}
         layout = layout or RankLayout((tuple(ranks),))
+        limit_us = round(1e6 * silence_limit_s)
+        for peer in peers.values():
+            # The system keeps the limit: Python would make another call before each one.
+            peer.setblocking(True)
+            peer.setsockopt(
+                socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", *divmod(limit_us, 10**6))
+            )
         return cls(peers, ranks=ranks, layout=layout, silence_limit_s=silence_limit_s)
 
     def exchange_rows(
@@ -161,7 +144,7 @@ class PeerSockets:
         for file, number in numbers.items():
             waiting.register(file, _events(number, unsent, unfilled))
         while unsent:
-            ready = waiting.poll(1000 * self._silence_limit_s)
+            ready = waiting.poll(1000 * self.silence_limit_s)
             if not ready:
                 raise self._lost(min(unsent), has_ended=False)
             for file, event in ready:
@@ -213,11 +196,6 @@ class PeerSockets:
             unfilled[number] = _after(unfilled[number], count) or _next_of(wanted)
             if not unfilled[number]:
                 del unfilled[number]
-
-    def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
-        return LostWorkerError(
-            self._layout, self._ranks[number], limit_s=self._silence_limit_s, has_ended=has_ended
-        )
 
 
 def bytes_of(rows: Tensor) -> memoryview:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -111,6 +112,34 @@ class LostWorkerError(TrainingError):
             f"worker {rank} (stage {stage}, replica {replica}) must answer within {limit_s:.0f} s, but {observed}"
         )
         self.lost = (rank, stage, replica)
+
+
+class StagePeers:
+    """The connections of one replica with the others of its stage.
+
+    Attributes:
+        member: Number of this replica.
+        num_members: Of the stage.
+        silence_limit_s: Longest wait for another replica.
+    """
+
+    def __init__(
+        self,
+        peers: dict[int, socket.socket],
+        *,
+        ranks: Sequence[int],
+        layout: RankLayout,
+        silence_limit_s: float,
+    ) -> None:
+        self.num_members = len(peers) + 1
+        self.member = next(number for number in range(self.num_members) if number not in peers)
+        self.silence_limit_s = silence_limit_s
+        self._peers, self._ranks, self._layout = peers, ranks, layout
+
+    def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
+        return LostWorkerError(
+            self._layout, self._ranks[number], limit_s=self.silence_limit_s, has_ended=has_ended
+        )
 
 
 def lost_worker(

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heterps_core.transport.rank_layout import LostWorkerError, RankLayout
+from heterps_core.transport.rank_layout import RankLayout, StagePeers
 from heterps_core.transport.shared_memory import (
     SMALLEST_BUFFER_BYTES,
     SharedBuffer,
@@ -47,31 +47,11 @@ _Contents = struct.Struct("<qq")
 """Message of an outbox: how many tensors it has, and the position of their list."""
 
 
-class SharedMemoryLink:
-    """The connection of one replica with the others of its stage.
+class SharedMemoryLink(StagePeers):
+    """The connection of one replica with the others of its stage; made by `connect`.
 
-    Made by `connect`.
-
-    Attributes:
-        member: Number of this replica.
-        num_members: Of the stage.
-        silence_limit_s: Longest wait for another replica; may be changed between messages.
+    Its `silence_limit_s` may be changed between messages.
     """
-
-    def __init__(
-        self,
-        peers: dict[int, socket.socket],
-        *,
-        ranks: Sequence[int],
-        layout: RankLayout,
-        silence_limit_s: float,
-    ) -> None:
-        self.num_members = len(peers) + 1
-        self.member = next(number for number in range(self.num_members) if number not in peers)
-        self.silence_limit_s = silence_limit_s
-        self._peers = peers
-        self._ranks = ranks
-        self._layout = layout
 
     @classmethod
     def connect(
@@ -161,11 +141,6 @@ class SharedMemoryLink:
         waiting.register(self._peers[number], select.POLLIN)
         if not waiting.poll(1000 * self.silence_limit_s):
             raise self._lost(number, has_ended=False)
-
-    def _lost(self, number: int, *, has_ended: bool) -> LostWorkerError:
-        return LostWorkerError(
-            self._layout, self._ranks[number], limit_s=self.silence_limit_s, has_ended=has_ended
-        )
 
 
 class Outbox:

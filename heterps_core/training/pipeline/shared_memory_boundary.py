@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from heterps_core.embeddings.sequence_columns import SequenceColumns
-from heterps_core.training.pipeline.packed_rows import PackedRows
-from heterps_core.training.pipeline.stage_exchange import StageSide
+from heterps_core.training.pipeline.stage_boundary import BoundaryMessages
 from heterps_core.transport.rank_layout import LostWorkerError
 from heterps_core.transport.shared_memory import SharedBuffer, aligned
 
@@ -58,40 +56,17 @@ class SharedNeighbour:
     own_buffers: list[SharedBuffer]
 
 
-class SharedMemoryBoundary:
-    """Does what `StageBoundary` does where a stage and its neighbour are on one machine.
+@dataclass(kw_only=True, eq=False)
+class SharedMemoryBoundary(BoundaryMessages):
+    """Does what `StageBoundary` does where a stage and its neighbour are on one machine."""
 
-    What `receive` returns must be waited for in order.
+    shared: SharedNeighbour
+    """The connection with it."""
 
-    Args:
-        side: This replica's.
-        width: Of the activation that crosses (W).
-        columns: Of packed sequences in it, which give it any width.
-        silence_limit_s: Longest wait for one message.
-        shared: The connection with it.
-        dtype: Of what is sent, float32 or bfloat16.
-    """
-
-    def __init__(
-        self,
-        side: StageSide,
-        *,
-        width: int,
-        columns: SequenceColumns | None = None,
-        silence_limit_s: float,
-        shared: SharedNeighbour,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.silence_limit_s = silence_limit_s
-        self.sent_bytes = 0
-        self._dtype = dtype
-        self.side = side
-        self._width = width
-        self.packed = None if columns is None else PackedRows(columns, dtype)
-        self._shared = shared
+    def __post_init__(self) -> None:
         self._step = 0
         self._num_bytes = 0
-        self._steps_done = [0] * len(shared.peers)
+        self._steps_done = [0] * len(self.shared.peers)
 
     def receive(self, num_rows: int) -> ArrivingRows:
         """Expect this replica's slice of a micro-batch of `num_rows` rows."""
@@ -117,15 +92,15 @@ class SharedMemoryBoundary:
                 first_byte = self._write(message.unsqueeze(0), torch.uint8)
                 self._tell(route.peer_replica, _Place.pack(turn, first_byte, route.stop - route.first))
             return
-        first_byte = self._write(rows_BW, self._dtype)
-        row_bytes = self._width * self._dtype.itemsize
+        first_byte = self._write(rows_BW, self.dtype)
+        row_bytes = self.width * self.dtype.itemsize
         for route in self.side.routes(num_rows):
             place = _Place.pack(turn, first_byte + route.first * row_bytes, route.stop - route.first)
             self._tell(route.peer_replica, place)
 
     def _write(self, rows_BW: Tensor, dtype: torch.dtype) -> int:
         """Write rows into the buffer of the step; returns their first byte."""
-        buffer, first_byte = self._shared.own_buffers[self._step % NUM_BUFFERS], aligned(self._num_bytes)
+        buffer, first_byte = self.shared.own_buffers[self._step % NUM_BUFFERS], aligned(self._num_bytes)
         num_bytes = rows_BW.numel() * dtype.itemsize
         self._num_bytes = first_byte + num_bytes
         self.sent_bytes += num_bytes
@@ -135,7 +110,7 @@ class SharedMemoryBoundary:
 
     def end_step(self, *, is_drained: bool) -> None:
         """Tell neighbours that a step is at its end; all rows are in memory already, drained or not."""
-        for peer in range(len(self._shared.peers)):
+        for peer in range(len(self.shared.peers)):
             # One that has left needs to know nothing, and is missed where something is expected of it.
             with suppress(LostWorkerError):
                 self._tell(peer, _DONE)
@@ -151,7 +126,7 @@ class SharedMemoryBoundary:
         parts, sizes = [], []
         for route in self.side.routes(num_rows):
             self._has_rows_of(route.peer_replica, self.silence_limit_s)
-            sender = self._shared.peers[route.peer_replica]
+            sender = self.shared.peers[route.peer_replica]
             turn, first_byte, num_part_rows = sender.arrived.popleft()
             assert num_part_rows == route.stop - route.first
             buffer = sender.buffers[turn]
@@ -161,23 +136,23 @@ class SharedMemoryBoundary:
                 size = self.packed.message_bytes(head, num_part_rows)
                 parts.append(buffer.view(first_byte, 1, size, torch.uint8)[0])
             else:
-                parts.append(buffer.view(first_byte, num_part_rows, self._width, self._dtype))
+                parts.append(buffer.view(first_byte, num_part_rows, self.width, self.dtype))
         if self.packed is not None:
             return self.packed.rows(parts, sizes)
         if not parts:
-            return torch.empty(0, self._width)
+            return torch.empty(0, self.width)
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).float()
 
     def _has_rows_of(self, peer: int, limit_s: float) -> bool:
         """Tell whether rows of a peer are there; read its messages until they are, or there is none."""
-        arrived = self._shared.peers[peer].arrived
+        arrived = self.shared.peers[peer].arrived
         while not arrived and self._read(peer, limit_s):
             pass
         return bool(arrived)
 
     def _read(self, peer: int, limit_s: float) -> bool:
         """Read the next message of a peer; returns False where none came at once and `limit_s` is 0."""
-        sender = self._shared.peers[peer]
+        sender = self.shared.peers[peer]
         sender.connection.settimeout(limit_s)
         try:
             message = sender.connection.recv(_Place.size)
@@ -187,9 +162,9 @@ class SharedMemoryBoundary:
             # Said once of a neighbour that left without reading all; what it sent before is still there.
             return self._read(peer, limit_s)
         except OSError as error:
-            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
+            raise self.lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
         if not message:
-            raise self._lost(peer, has_ended=True)
+            raise self.lost(peer, has_ended=True)
         if message == _DONE:
             self._steps_done[peer] += 1
         else:
@@ -197,16 +172,12 @@ class SharedMemoryBoundary:
         return True
 
     def _tell(self, peer: int, message: bytes) -> None:
-        connection = self._shared.peers[peer].connection
+        connection = self.shared.peers[peer].connection
         connection.settimeout(self.silence_limit_s)
         try:
             connection.send(message)
         except OSError as error:
-            raise self._lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
-
-    def _lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
-        rank = self.side.rank_of(peer)
-        return LostWorkerError(self.side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+            raise self.lost(peer, has_ended=not isinstance(error, TimeoutError)) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -31,40 +32,53 @@ from heterps_core.transport.peer_sockets import bytes_of
 from heterps_core.transport.rank_layout import LostWorkerError
 
 
-class StageBoundary:
-    """Sends to and receives from a neighbouring stage.
+@dataclass(kw_only=True, eq=False)
+class BoundaryMessages:
+    """The messages between one replica and a neighbouring stage, by sockets or in memory.
 
     What `receive` returns must be waited for in order.
-
-    Args:
-        side: This replica's.
-        width: Of the activation that crosses (W).
-        columns: Of packed sequences in it, which give it any width.
-        silence_limit_s: Longest wait for one message.
-        connections: With the replicas of the neighbour, in order; made by `stage_place.connect_neighbours`.
-        device: That this stage computes on.
-        dtype: Of what is sent, float32 or bfloat16.
     """
 
-    def __init__(
-        self,
-        side: StageSide,
-        *,
-        width: int,
-        columns: SequenceColumns | None = None,
-        silence_limit_s: float,
-        connections: Sequence[socket.socket],
-        device: torch.device = CPU,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.silence_limit_s = silence_limit_s
-        self.sent_bytes = 0
-        self.device = device
-        self._dtype = dtype
-        self.side = side
-        self._width = width
-        self.packed = None if columns is None else PackedRows(columns, dtype)
-        self._peers = [_Peer(self, number, connection) for number, connection in enumerate(connections)]
+    side: StageSide
+    """This replica's."""
+
+    width: int
+    """Of the activation that crosses (W)."""
+
+    columns: SequenceColumns | None = None
+    """Of packed sequences in it, which give it any width."""
+
+    silence_limit_s: float
+    """Longest wait for one message."""
+
+    dtype: torch.dtype = torch.float32
+    """Of what is sent, float32 or bfloat16."""
+
+    sent_bytes: int = field(default=0, init=False)
+
+    @cached_property
+    def packed(self) -> PackedRows | None:
+        """The form of messages with packed sequences."""
+        return None if self.columns is None else PackedRows(self.columns, self.dtype)
+
+    def lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
+        """Return what to say of a replica of the neighbour."""
+        rank = self.side.rank_of(peer)
+        return LostWorkerError(self.side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
+
+
+@dataclass(kw_only=True, eq=False)
+class StageBoundary(BoundaryMessages):
+    """Sends to and receives from a neighbouring stage over sockets."""
+
+    connections: Sequence[socket.socket]
+    """With the replicas of the neighbour, in order; made by `stage_place.connect_neighbours`."""
+
+    device: torch.device = CPU
+    """That this stage computes on."""
+
+    def __post_init__(self) -> None:
+        self._peers = [_Peer(self, number, each) for number, each in enumerate(self.connections)]
 
     def receive(self, num_rows: int) -> Receiving | ReceivingPacked:
         """Expect this replica's slice of a micro-batch of `num_rows` rows."""
@@ -76,7 +90,7 @@ class StageBoundary:
             ]
             return ReceivingPacked(self, self.packed, messages)
         num_own = self.side.slice_of(num_rows).num_rows
-        rows_BW = host_buffer(num_own, self._width, near=self.device, dtype=self._dtype)
+        rows_BW = host_buffer(num_own, self.width, near=self.device, dtype=self.dtype)
         missing = [
             (self._peers[route.peer_replica], bytes_of(rows_BW[route.first : route.stop]))
             for route in self.side.routes(num_rows)
@@ -99,7 +113,7 @@ class StageBoundary:
                 self.sent_bytes += message.nbytes
                 self._peers[route.peer_replica].send(HostCopy(message, None), 0, len(message))
             return
-        rows_BW = rows_BW.to(self._dtype).contiguous()
+        rows_BW = rows_BW.to(self.dtype).contiguous()
         self.sent_bytes += rows_BW.nbytes
         leaving = HostCopy.begin(rows_BW)
         for route in self.side.routes(num_rows):
@@ -115,11 +129,6 @@ class StageBoundary:
         """
         for peer in self._peers:
             peer.check_sent(waits=is_drained)
-
-    def lost(self, peer: int, *, has_ended: bool) -> LostWorkerError:
-        """Return what to say of a replica of the neighbour."""
-        rank = self.side.rank_of(peer)
-        return LostWorkerError(self.side.layout, rank, limit_s=self.silence_limit_s, has_ended=has_ended)
 
 
 class _Peer:

@@ -350,10 +350,10 @@ class StageRunner:
         limit_s, found = _FIRST_SILENCE_LIMIT_S, place.neighbours[neighbour]
         if isinstance(found, SharedNeighbour):
             return SharedMemoryBoundary(
-                side, width=width, columns=columns, silence_limit_s=limit_s, shared=found, dtype=dtype
+                side=side, width=width, columns=columns, silence_limit_s=limit_s, shared=found, dtype=dtype
             )
         return StageBoundary(
-            side,
+            side=side,
             width=width,
             columns=columns,
             silence_limit_s=limit_s,

@@ -35,8 +35,8 @@ def new_boundary(
     assert isinstance(found, SharedNeighbour) == shares_memory
     side = StageSide(layout=layout, stage=stage, replica=replica, neighbour=1 - stage)
     if isinstance(found, SharedNeighbour):
-        return SharedMemoryBoundary(side, width=WIDTH, silence_limit_s=silence_limit_s, shared=found)
-    return StageBoundary(side, width=WIDTH, silence_limit_s=silence_limit_s, connections=found)
+        return SharedMemoryBoundary(side=side, width=WIDTH, silence_limit_s=silence_limit_s, shared=found)
+    return StageBoundary(side=side, width=WIDTH, silence_limit_s=silence_limit_s, connections=found)
 
 
 def rows_of(num_rows: int, *, step: int, microbatch: int) -> torch.Tensor:
@@ -157,7 +157,7 @@ def wait_for_a_neighbour_that_is_gone(rank: int, shares_memory: bool) -> str:
         if isinstance(boundary, StageBoundary):
             boundary._peers[0]._connection.close()
         else:
-            boundary._shared.peers[0].connection.close()
+            boundary.shared.peers[0].connection.close()
         return ""
     receiving = boundary.receive(4)
     with pytest.raises(LostWorkerError) as caught:
