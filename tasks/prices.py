@@ -14,7 +14,7 @@ from infra.inventory import OwnPrices, inventory_path, reserved_offers
 from infra.prices.live_prices import LivePrices, Refresh, refresh
 from infra.prices.price_catalogue import PriceCatalogue, newest_refreshed, write_refreshed
 from infra.prices.region_rates import write_rates
-from infra.providers import get_provider
+from infra.providers import Provider, get_provider, provider_of
 from infra.workspace import Workspace
 from tasks.provisioning import find_offers
 from tasks.steps import REPEATABLE, step
@@ -45,20 +45,27 @@ def offers_now(
 ) -> tuple[dict[str, tuple[InstanceOffer, ...]], list[Path]]:
     """Return the offers of each region that carry device types, and the files of their prices.
 
-    Old prices are refreshed before machines are rented.
+    Old prices are refreshed before machines are rented, and zones are left out in which none can be launched.
     """
     _refresh_before_renting(workspace, provider, regions=regions)
     catalogue = catalogue_of(workspace, provider)
-    offers = {
-        region: find_offers(device_types, catalogue=catalogue, region=region)
-        + (
-            ()
-            if get_provider(provider).has_inventory
-            else reserved_offers(workspace, catalogue, region=region)
-        )
-        for region in regions
-    }
+    offers = {}
+    for region in regions:
+        found = find_offers(device_types, catalogue=catalogue, region=region)
+        own = get_provider(provider).has_inventory
+        reserved = () if own else reserved_offers(workspace, catalogue, region=region)
+        offers[region] = (*_in_reach(found, provider_of(workspace, provider, region=region)), *reserved)
     return offers, [file.path for file in catalogue.files if file.path.exists()]
+
+
+def _in_reach(offers: tuple[InstanceOffer, ...], provider: Provider) -> tuple[InstanceOffer, ...]:
+    """Return offers without those of zones in which no machine can be launched."""
+    try:
+        zones = provider.zones() if any(offer.zone for offer in offers) else None
+    except ProvisioningError as problem:
+        logger.warning("all zones are planned with: %s", problem)
+        return offers
+    return tuple(offer for offer in offers if zones is None or offer.zone in (None, *zones))
 
 
 def device_types_of(workspace: Workspace, provider: str) -> list[str]:

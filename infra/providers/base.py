@@ -202,6 +202,14 @@ class Provider(ABC):
         """
         return {}
 
+    def zones(self) -> Collection[str] | None:
+        """Return the zones in which machines can be launched; None for all.
+
+        Raises:
+            ProvisioningError: The provider does not answer.
+        """
+        return None
+
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the most units of device types that the account's quotas allow of each alone."""
         return UnitLimits({}, {}, "")

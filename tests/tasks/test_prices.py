@@ -5,17 +5,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from heterps_core.errors import ProvisioningError
+from heterps_core.hardware import Market
 from infra.prices.price_catalogue import BUNDLED_SNAPSHOT, write_refreshed
+from infra.providers import provider_of
 from infra.providers.aws.prices import AwsPrices
 from infra.workspace import Workspace
 from tasks import prices as prices_module
 from tasks.prices import (
     _refresh_before_renting,
     catalogue_of,
+    offers_now,
     refresh_prices_of,
 )
 from tasks.provisioning import find_offers
-from tests.infra.builders import offer, offer_named
+from tests.infra.builders import moto_ec2, offer, offer_named
 from tests.infra.prices.aws_answers import (
     change,
     instance_type,
@@ -122,3 +125,48 @@ def test_before_renting_a_refresh_that_fails_is_reported_and_borne(workspace, mo
         _refresh_before_renting(workspace, "aws", regions=[REGION])
 
     assert "no credentials" in caplog.text
+
+
+@pytest.mark.parametrize("num_subnets", [1, 2])
+def test_spot_is_planned_in_the_zones_that_have_a_subnet_alone(workspace, monkeypatch, num_subnets):
+    """The cheapest zones have none; of what is sold on-demand, which is of no zone, all stays."""
+    now = datetime.now(UTC)
+    monkeypatch.setattr(prices_module, "refresh_prices_of", lambda *_, **__: None)
+    monkeypatch.setattr(prices_module, "find_offers", find_offers.fn)
+    with moto_ec2() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        subnets = provider_of(workspace, "aws").client.describe_subnets()["Subnets"]
+        *cheaper, first, second = sorted(subnets, key=lambda subnet: subnet["AvailabilityZone"])
+        chosen = [first, second][:num_subnets]
+        monkeypatch.setenv("HETERPS_AWS_SUBNETS", " ".join(each["SubnetId"] for each in chosen))
+        sold = [
+            replace(offer(market=market, price_usd_per_hour=usd), zone=zone, price_as_of=now.isoformat())
+            for market, zone, usd in (
+                (Market.ON_DEMAND, None, 0.09),
+                *((Market.SPOT, each["AvailabilityZone"], 0.02) for each in cheaper),
+                *((Market.SPOT, each["AvailabilityZone"], 0.04) for each in (first, second)),
+            )
+        ]
+        write_refreshed(workspace.price_folder, sold, at=now)
+        found, _ = offers_now(workspace, "aws", ["cpu-c7i-spot"], regions=[REGION])
+
+    zones = {each.zone for each in found[REGION]}
+    assert zones == {None, *(each["AvailabilityZone"] for each in chosen)}
+
+
+def test_where_aws_does_not_tell_its_subnets_all_zones_are_planned_with(workspace, monkeypatch, caplog):
+    now = datetime.now(UTC)
+    monkeypatch.setattr(prices_module, "refresh_prices_of", lambda *_, **__: None)
+    monkeypatch.setattr(prices_module, "find_offers", find_offers.fn)
+    sold = replace(offer(market=Market.SPOT), zone="us-east-1a", price_as_of=now.isoformat())
+    write_refreshed(workspace.price_folder, [sold, replace(sold, market=Market.ON_DEMAND, zone=None)], at=now)
+    with moto_ec2() as environment:
+        for name, value in {**environment, "HETERPS_AWS_SUBNETS": "subnet-none"}.items():
+            monkeypatch.setenv(name, value)
+        found, _ = offers_now(workspace, "aws", ["cpu-c7i-spot"], regions=[REGION])
+
+    assert {each.zone for each in found[REGION]} == {None, "us-east-1a"}
+    assert (
+        "all zones are planned with: AWS refused to find a network: InvalidSubnetID.NotFound" in caplog.text
+    )

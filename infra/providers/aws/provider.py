@@ -160,6 +160,11 @@ class AwsEc2Provider(Provider):
             if architecture not in found
         }
 
+    def zones(self) -> Collection[str]:
+        """Return those of the network's subnets; see `Provider.zones`."""
+        with explained("find a network"):
+            return queries.find_network(self.client, self.machines.subnet_ids).subnet_ids
+
     def unit_limits(self, device_types: Iterable[str], offers: Iterable[InstanceOffer]) -> UnitLimits:
         """Return the units that the account's quotas allow; see `Provider.unit_limits`."""
         return self._quotas.unit_limits(device_types, offers) if self._quotas else UnitLimits({}, {}, "")

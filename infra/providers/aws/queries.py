@@ -144,16 +144,12 @@ def vcpus_in_use(client: EC2Client) -> Counter[tuple[str, Market]]:
         (each["InstanceType"], Market.SPOT if each.get("InstanceLifecycle") == "spot" else Market.ON_DEMAND)
         for each in _described(client, [in_use])
     )
-    names = sorted({name for name, _ in machines})
+    names: FilterTypeDef = {"Name": "instance-type", "Values": sorted({name for name, _ in machines})}
+    pages = client.get_paginator("describe_instance_types").paginate(Filters=[names]) if machines else ()
+    sizes = {each["InstanceType"]: each["VCpuInfo"] for page in pages for each in page["InstanceTypes"]}
     used: Counter[tuple[str, Market]] = Counter()
-    for start in range(0, len(names), _MAX_FILTER_VALUES):
-        asked: FilterTypeDef = {"Name": "instance-type", "Values": names[start : start + _MAX_FILTER_VALUES]}
-        pages = client.get_paginator("describe_instance_types").paginate(Filters=[asked])
-        for described in (each for page in pages for each in page["InstanceTypes"]):
-            for market in Market:
-                count = machines[described["InstanceType"], market]
-                family = described["InstanceType"].partition(".")[0]
-                used[family, market] += count * described["VCpuInfo"]["DefaultVCpus"]
+    for (name, market), count in machines.items():
+        used[name.partition(".")[0], market] += count * sizes[name]["DefaultVCpus"]
     return used
 
 
