@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints
+from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
 from heterps_core.planning.cost_model.mixed_stage import most_rows, rows_seconds
 from heterps_core.planning.cost_model.stage_table import StageTable
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.plans.scheduling_plan import Stage
 
 MOST_CANDIDATES = 300_000
 """Memory of about 1 kB for each."""
@@ -75,14 +77,39 @@ class MixedColumns:
     types: Ints
     counts: Floats
 
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        return self.runs.size
+    @classmethod
+    def of(cls, first: MixedColumns, second: MixedColumns) -> MixedColumns:
+        """Return both together."""
+        return cls(
+            runs=np.concatenate([first.runs, second.runs]),
+            types=np.concatenate([first.types, second.types]),
+            counts=np.concatenate([first.counts, second.counts]),
+        )
 
-    def take(self, chosen: NDArray[np.bool_]) -> MixedColumns:
+    def take(self, chosen: NDArray[np.bool_] | Ints) -> MixedColumns:
         """Return some of them."""
         return MixedColumns(runs=self.runs[chosen], types=self.types[chosen], counts=self.counts[chosen])
+
+    def taken_units(self, table: StageTable) -> Floats:
+        """Return the units of each type that are taken from its cap, shape (T, n)."""
+        taken = np.zeros((table.max_units.size, self.runs.size))
+        units = table.at((self.runs[:, None], self.types)).taken_units(self.counts)
+        np.add.at(taken, (self.types, np.arange(self.runs.size)[:, None]), units)
+        return taken
+
+    def stages(self, problem: SchedulingProblem, rows: Ints) -> tuple[Stage, ...]:
+        """Return the stages of some of them."""
+        names, (first, last) = problem.device_type_names, run_layers(self.runs)
+        return tuple(
+            Stage(int(first[row]), int(last[row]), "any", 1).on(
+                {
+                    names[kind]: int(count)
+                    for kind, count in zip(self.types[row], self.counts[row], strict=True)
+                    if count
+                }
+            )
+            for row in rows.tolist()
+        )
 
 
 def mixed_columns(
@@ -117,7 +144,7 @@ def mixed_columns(
     found = _completed(found, shares, slack, unit_prices)
     same = (found.runs[1:] == found.runs[:-1]) & (found.types[1:] == found.types[:-1]).all(axis=1)
     is_dominated = same & (found.counts[1:, 1] >= found.counts[:-1, 1])
-    return found.take(np.append(np.ones(min(1, found.size), dtype=bool), ~is_dominated))
+    return found.take(np.append(np.ones(min(1, found.runs.size), dtype=bool), ~is_dominated))
 
 
 def _completed(columns: MixedColumns, shares: RowShares, slack: Floats, unit_prices: Floats) -> MixedColumns:
@@ -143,6 +170,6 @@ def _completed(columns: MixedColumns, shares: RowShares, slack: Floats, unit_pri
         possible &= counts.sum(axis=1) <= shares.num_rows
         possible &= (counts * unit_prices[columns.types]).sum(axis=1) < slack[columns.runs]
         columns = MixedColumns(runs=columns.runs, types=columns.types, counts=counts).take(possible)
-        if is_settled or not columns.size:
+        if is_settled or not columns.runs.size:
             return columns
         in_stage = columns.counts.sum(axis=1)

@@ -17,15 +17,15 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from heterps_core.planning.cost_model.arrays import Floats, Ints, run_layers
+from heterps_core.planning.cost_model.arrays import Floats, run_layers
 from heterps_core.planning.cost_model.mixed_stage import PlanParts
 from heterps_core.planning.cost_model.objective import objective_of
-from heterps_core.planning.cost_model.run_tables import LEAST_USD_PER_HOUR, segment_layers, segment_table
+from heterps_core.planning.cost_model.run_tables import LEAST_USD_PER_HOUR, segment_table
 from heterps_core.planning.cost_model.stage_cost import COMPARISON_TOLERANCE, is_within
 from heterps_core.planning.cost_model.stage_table import StageTable
 from heterps_core.planning.cost_model.step_model import StepGroup, num_microbatches_of, step_groups
@@ -61,15 +61,6 @@ class _Interval:
     starts: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Candidate stages, by rising run; arrays of shape (n,)."""
-
-    runs: Ints
-    replicas: Sequence[dict[str, int]]
-    chain: CappedChain
-
-
 class MixedSearch:
     """Finds the cheapest plan of a problem that mixes device types.
 
@@ -80,18 +71,24 @@ class MixedSearch:
 
     def __init__(self, problem: SchedulingProblem, best: CheapestPlan, *, deadline: float) -> None:
         self.problem, self.best, self.deadline = problem, best, deadline
-        self.units = tuple(problem.device_types.values())
+        units = tuple(problem.device_types.values())
         self.objective = objective_of(problem)
-        self.caps = np.array([float(unit.max_units) for unit in self.units])
-        self.tables: dict[StepGroup, StageTable] = {}
-        for group in step_groups(problem):
-            self.tables[group] = segment_table(problem, num_microbatches=group.num_microbatches)
-        self.least_prices = np.array(
-            [
-                LEAST_USD_PER_HOUR if unit.reserved else max(unit.price_usd_per_hour, LEAST_USD_PER_HOUR)
-                for unit in self.units
-            ]
+        self.caps = np.array([float(unit.max_units) for unit in units])
+        self.is_cpu = np.array([is_cpu(name) for name in problem.device_types])
+        self.is_steady = np.array(
+            [unit.on_demand_instances is None or unit.reserved is not None for unit in units]
         )
+        prices = [0.0 if unit.reserved else unit.price_usd_per_hour for unit in units]
+        self.least_prices = np.maximum(prices, LEAST_USD_PER_HOUR)
+        self.tables = {
+            group: segment_table(problem, num_microbatches=group.num_microbatches)
+            for group in step_groups(problem)
+        }
+        # Each unit in a machine of its own, on-demand where it can be.
+        one, table = np.ones_like(self.caps), replace(next(iter(self.tables.values())), sweep=None)
+        first = table.at((np.zeros(one.size, dtype=np.int64), np.arange(one.size)))
+        added = first.on_demand_usd_per_hour(one)
+        self.highest_prices = self.caps * (first.usd_per_hour(one) + np.where(np.isfinite(added), added, 0.0))
 
     def run(self) -> CheapestPlan:
         """Return the cheapest plan and the bound on all."""
@@ -174,186 +171,132 @@ class MixedSearch:
         # Stages of two types keep no rows of tables on disk.
         shares = RowShares.of(replace(table, sweep=None), interval.high)
         single = table.least_replicas(np.array([interval.high]))[0]
-        relaxed = self._relaxed(interval, shares, single)
-        linear = self._linear(interval, relaxed)
+        chain, linear = self._relaxed(interval, shares, single)
         if linear is None:
             return math.inf, None
-        units, usd_seconds = relaxed
-        chain = self._relaxed_chain(interval, units, self._stage_prices(linear, units, usd_seconds))
-        target = min(self._target() - linear.constant, self._highest_price(table, linear, interval.high))
+        highest = linear.stage_prices(
+            self.highest_prices * interval.high,
+            self.highest_prices,
+            self.caps * self.objective.interruptions_per_hour,
+        )
+        target = min(self._target() - linear.constant, 1.001 * float(highest.sum()))
         ascent = ascend(chain, target=target)
-        bound = ascent.lower_bound + linear.constant
         if ascent.lower_bound >= target:
             return math.inf, None
+        bound = ascent.lower_bound + linear.constant
         # What the cheapest other stages leave to a run, with scarce units charged.
         full = chain.full_prices(ascent.scarcity)
         after, before = chain.completions(full[None])[0], chain.reaching(full)
-        first, last = run_layers(np.arange(len(units)))
-        spare = target + float(ascent.scarcity @ chain.caps) - before[first, 0] - after[last + 1, 0]
+        first, last = run_layers(np.arange(len(single)))
         scarcity, of_stage = ascent.scarcity[: self.caps.size], ascent.scarcity[self.caps.size :].sum()
-        columns = self._columns(
-            interval, shares, (single, table.least_usd_per_hour(single)), linear, spare - of_stage, scarcity
+        spare = (
+            target + float(ascent.scarcity @ chain.caps) - of_stage - before[first, 0] - after[last + 1, 0]
         )
-        if columns is None:
+        least = linear.stage_prices(
+            interval.low * self.least_prices, self.least_prices, self.objective.interruptions_per_hour
+        )
+        mixed = mixed_columns(shares, spare, least + scarcity, self.is_cpu)
+        if mixed is None:
             return bound, None
-        whole = ascend(columns.chain, target=target)
+        columns, usd_per_hour, has_steady = self._charged(
+            shares, mixed, single, table.least_usd_per_hour(single)
+        )
+        taken = columns.taken_units(shares.table)
+        interruptions = (columns.counts * self.objective.interruptions_per_hour[columns.types]).sum(axis=1)
+        prices = linear.stage_prices(usd_per_hour * interval.low, usd_per_hour, interruptions)
+        is_near = prices + scarcity @ taken < spare[columns.runs]
+        order = np.flatnonzero(is_near)[np.argsort(columns.runs[is_near], kind="stable")]
+        columns = columns.take(order)
+        further, caps = [*taken[:, order], np.ones(order.size)], [*self.caps, self._most_stages(interval)]
+        if not self.is_steady.all():
+            first, last = run_layers(columns.runs)
+            further.append(last - first + 1.0 - has_steady[order])
+            caps.append(self.problem.num_layers - 1.0)
+        chain = CappedChain(
+            columns.runs,
+            prices=prices[order],
+            units=np.ones(order.size),
+            caps=np.array([float(self.problem.num_layers)]),
+            num_layers=self.problem.num_layers,
+            further=(np.array(further), np.array(caps)),
+        )
+        # Several columns have the same layers: a column is named by its place.
+        chain.rows = np.arange(order.size)
+        whole = ascend(chain, target=target)
         if whole.lower_bound >= target:
             return math.inf, None
         found = cheapest_below(
-            columns.chain,
+            chain,
             whole.scarcity,
             target=target,
             most_partial_plans=_MOST_PARTIAL_PLANS,
             is_over=lambda: time.process_time() >= self.deadline,
         )
+        if found.rows is None and found.is_settled:
+            return math.inf, None
         bound = max(bound, max(whole.lower_bound, found.lower_bound) + linear.constant)
-        if found.rows is None:
-            return (math.inf if found.is_settled else bound), None
-        stages = tuple(
-            Stage(*segment_layers(int(columns.runs[row])), "any", 1).on(columns.replicas[row])
-            for row in found.rows[::-1].tolist()
-        )
-        return bound, stages
+        return bound, None if found.rows is None else columns.stages(self.problem, found.rows[::-1])
 
-    def _relaxed(self, interval: _Interval, shares: RowShares, single: Floats) -> tuple[Floats, Floats]:
-        """Return the units of each type alone that a stage takes at least, and USD x seconds; shape (G, T)."""
-        divided = shares.least_units
-        # Fewer replicas of one type alone may be enough, as they exchange less.
-        units = np.minimum(divided, single)
-        worked = np.minimum(shares.unit_seconds, np.where(single < divided, single * interval.low, np.inf))
-        return units, self.least_prices * np.maximum(
-            units * interval.low, np.where(np.isfinite(units), worked, np.inf)
-        )
+    def _most_stages(self, interval: _Interval) -> float:
+        return float(interval.group.most_stages or self.problem.num_layers)
 
-    def _highest_price(self, table: StageTable, linear: LinearProduct, seconds: float) -> float:
-        """Return a linear product that no plan within the caps exceeds."""
-        one = np.ones(self.caps.size)
-        part = table.at((np.zeros(self.caps.size, dtype=np.int64), np.arange(self.caps.size)))
-        added = part.on_demand_usd_per_hour(one)
-        hourly = self.caps * (
-            replace(part, sweep=None).usd_per_hour(one) + np.where(np.isfinite(added), added, 0.0)
-        )
-        interruptions = self.caps @ self.objective.interruptions_per_hour
-        prices = linear.stage_prices(hourly.sum() * seconds, hourly.sum(), interruptions)
-        return 1.001 * float(prices)
-
-    def _stage_prices(self, linear: LinearProduct, units: Floats, usd_seconds: Floats) -> Floats:
-        with np.errstate(invalid="ignore"):  # stages that are not possible
-            interruptions = units * self.objective.interruptions_per_hour
-            return linear.stage_prices(usd_seconds, units * self.least_prices, interruptions)
-
-    def _relaxed_chain(self, interval: _Interval, units: Floats, prices: Floats) -> CappedChain:
-        rows = np.flatnonzero(np.isfinite(units) & np.isfinite(prices))
-        return CappedChain(
+    def _relaxed(
+        self, interval: _Interval, shares: RowShares, single: Floats
+    ) -> tuple[CappedChain, LinearProduct | None]:
+        """Return the types alone, in parts of units, and the product that adds up; None where no plan is better."""
+        # Fewer whole replicas of one type may be enough, as they exchange less.
+        least = np.minimum(shares.least_units, single)
+        rows = np.flatnonzero(np.isfinite(least))
+        types, units = rows % self.caps.size, least.reshape(-1)[rows]
+        usd_per_hour = units * self.least_prices[types]
+        worked = np.where(single < shares.least_units, 0.0, shares.unit_seconds).reshape(-1)[rows]
+        chain = CappedChain(
             rows,
-            prices=prices.reshape(-1)[rows],
-            units=units.reshape(-1)[rows],
+            prices=usd_per_hour,
+            units=units,
             caps=self.caps,
             num_layers=self.problem.num_layers,
-            further=self._stage_limit(interval, rows.size),
+            further=(np.ones((1, rows.size)), np.array([self._most_stages(interval)])),
         )
+        objective, hourly, most = self.objective.later(interval.starts[0]), 0.0, 0.0
+        if objective.has_interruptions:
+            hourly = chain.cheapest_of(usd_per_hour)[0] + objective.extra_usd_per_hour
+            most = objective.most_interruptions_of_better(interval.low, hourly, self.best.product)
+            if most < 0:
+                return chain, None
+        linear = LinearProduct(objective, interval.low, hourly, 0.0, most)
+        chain.prices = linear.stage_prices(
+            np.maximum(usd_per_hour * interval.low, worked * self.least_prices[types]),
+            usd_per_hour,
+            units * objective.interruptions_per_hour[types],
+        )
+        return chain, linear
 
-    def _stage_limit(self, interval: _Interval, size: int) -> tuple[Floats, Floats]:
-        most = interval.group.most_stages or self.problem.num_layers
-        return np.ones((1, size)), np.array([float(most)])
+    def _charged(
+        self, shares: RowShares, mixed: MixedColumns, single: Floats, usd_per_hour: Floats
+    ) -> tuple[MixedColumns, Floats, NDArray[np.bool_]]:
+        """Return all columns with their prices, and whether a machine is on-demand.
 
-    def _linear(self, interval: _Interval, relaxed: tuple[Floats, Floats]) -> LinearProduct | None:
-        """Return a product that adds up over stages; None where no plan is better."""
-        objective = self.objective.later(interval.starts[0])
-        if not objective.has_interruptions:
-            return LinearProduct(objective, interval.low, 0.0, 0.0, 0.0)
-        units, _ = relaxed
-        chain = self._relaxed_chain(interval, units, units * self.least_prices)
-        price, _ = chain.cheapest_of(chain.prices)
-        hourly = price + objective.extra_usd_per_hour
-        most = objective.most_interruptions_of_better(interval.low, hourly, self.best.product)
-        return None if most < 0 else LinearProduct(objective, interval.low, hourly, 0.0, most)
-
-    def _columns(
-        self,
-        interval: _Interval,
-        shares: RowShares,
-        single: tuple[Floats, Floats],
-        linear: LinearProduct,
-        spare: Floats,
-        scarcity: Floats,
-    ) -> _Columns | None:
-        """Return the stages that a better plan may have; None for too many."""
-        least = self._stage_prices(linear, np.ones(self.caps.size), interval.low * self.least_prices)
-        kinds = np.array([is_cpu(name) for name in self.problem.device_types])
-        mixed = mixed_columns(shares, spare, least + scarcity, kinds)
-        if mixed is None:
-            return None
-        replicas, usd_per_hour = single
-        alone_runs, alone_types = np.nonzero(np.isfinite(replicas))
+        A stage that is all on spot is there twice, without the plan's one machine on-demand and with it.
+        """
+        runs, types = np.nonzero(np.isfinite(single))
         alone = MixedColumns(
-            runs=alone_runs,
-            types=np.stack([alone_types, alone_types], axis=1),
-            counts=np.stack([replicas[alone_runs, alone_types], np.zeros(alone_runs.size)], axis=1),
+            runs=runs,
+            types=np.stack([types, types], axis=1),
+            counts=np.stack([single[runs, types], np.zeros(runs.size)], axis=1),
         )
-        runs, types, counts = (
-            np.concatenate([getattr(alone, name), getattr(mixed, name)])
-            for name in ("runs", "types", "counts")
+        columns = MixedColumns.of(alone, mixed)
+        part, is_there = shares.table.at((columns.runs[:, None], columns.types)), columns.counts > 0
+        prices = part.usd_per_hour(columns.counts).sum(axis=1)
+        prices[: runs.size] = usd_per_hour[runs, types]
+        added = np.where(is_there, part.on_demand_usd_per_hour(columns.counts), np.inf).min(axis=1)
+        has_steady = (self.is_steady[columns.types] & is_there).any(axis=1)
+        doubled = ~has_steady & np.isfinite(added)
+        return (
+            MixedColumns.of(columns, columns.take(doubled)),
+            np.append(prices, (prices + added)[doubled]),
+            np.append(has_steady, doubled[doubled]),
         )
-        part = shares.table.at((runs[:, None], types))
-        prices, added = (
-            part.usd_per_hour(counts),
-            np.where(counts > 0, part.on_demand_usd_per_hour(counts), np.inf),
-        )
-        is_steady = np.array(
-            [unit.on_demand_instances is None or unit.reserved is not None for unit in self.units]
-        )
-        has_steady = (is_steady[types] & (counts > 0)).any(axis=1)
-        # A stage that is all on spot may have the plan's one machine on-demand.
-        doubled = np.flatnonzero(~has_steady & np.isfinite(added.min(axis=1)))
-        chosen = np.concatenate([np.arange(runs.size), doubled])
-        hourly = prices.sum(axis=1)
-        hourly[: alone_runs.size] = usd_per_hour[alone_runs, alone_types]
-        hourly = hourly[chosen]
-        hourly[runs.size :] += added.min(axis=1)[doubled]
-        has_steady = np.append(has_steady, np.ones(doubled.size, dtype=bool))
-        runs, types, counts = runs[chosen], types[chosen], counts[chosen]
-        usd_seconds = np.maximum(hourly * interval.low, self._worked_usd(shares, runs, types, counts))
-        interruptions = (counts * self.objective.interruptions_per_hour[types]).sum(axis=1)
-        stage_prices = linear.stage_prices(usd_seconds, hourly, interruptions)
-        taken = np.zeros((self.caps.size, runs.size))
-        for index in range(2):
-            units = shares.table.at((runs, types[:, index])).taken_units(counts[:, index])
-            np.add.at(taken, (types[:, index], np.arange(runs.size)), units)
-        is_near = stage_prices + scarcity @ taken < spare[runs]
-        order = np.flatnonzero(is_near)[np.argsort(runs[is_near], kind="stable")]
-        further = [(row[order], cap) for row, cap in zip(taken, self.caps.tolist(), strict=True)]
-        further += [(each, cap) for (each,), (cap,) in [self._stage_limit(interval, order.size)]]
-        if not is_steady.all():
-            first, last = run_layers(runs[order])
-            further.append((last - first + 1.0 - has_steady[order], self.problem.num_layers - 1.0))
-        chain = CappedChain(
-            runs[order],
-            prices=stage_prices[order],
-            units=np.ones(order.size),
-            caps=np.array([float(self.problem.num_layers)]),
-            num_layers=self.problem.num_layers,
-            further=(np.array([each for each, _ in further]), np.array([cap for _, cap in further])),
-        )
-        # Several columns have the same layers: a column is named by its place.
-        chain.rows = np.arange(order.size)
-        names = self.problem.device_type_names
-        replicas_by_type = [
-            {names[kind]: int(count) for kind, count in zip(*each, strict=True) if count}
-            for each in zip(types[order].tolist(), counts[order].tolist(), strict=True)
-        ]
-        return _Columns(runs[order], replicas_by_type, chain)
-
-    def _worked_usd(self, shares: RowShares, runs: Ints, types: Ints, counts: Floats) -> Floats:
-        """Return USD x seconds of the work of stages, of which the cheaper type does all that it can."""
-        at = runs[:, None], types
-        usd = np.where(counts > 0, shares.unit_seconds[at] * self.least_prices[types], np.inf)
-        most = np.minimum(counts * shares.rows[at] / shares.num_rows, 1.0)
-        cheaper = usd.argmin(axis=1)[:, None]
-        part = np.take_along_axis(most, cheaper, axis=1)[:, 0]
-        low, high = usd.min(axis=1), np.where(np.isfinite(usd.max(axis=1)), usd.max(axis=1), 0.0)
-        of_two = part * low + (1 - part) * high
-        return np.where((counts > 0).all(axis=1) & np.isfinite(of_two), of_two, 0.0)
 
     def _offered(self, stages: tuple[Stage, ...]) -> tuple[float, float]:
         """Take a plan if it is the best one; return its longest stage time and latest start."""
