@@ -79,13 +79,13 @@ def refused(flow, parameters, home, inputs):
 
 TRAINING = [
     ({"data": "/nowhere"}, "there is no such file or folder"),
-    ({"data": "FILE:people.csv"}, "line 1: the header must name the columns I1.*heterps init proposes one"),
+    ({"data": "FILE:people.csv"}, "must have the columns I1.*heterps init proposes one"),
     ({"data": "FILE:wrong_days"}, "must name the days of its folders as day=2026-11-21, got day=2026-13-40"),
     ({"data": "FILE:people.csv", "snapshot": "1"}, "snapshot 1 can be chosen only of a table"),
     ({"snapshot": "1"}, "but the data is the synthetic stream"),
     ({"schema_file": "FILE:people.json"}, "there is no data beside"),
     ({"data": "FILE:people.csv", "schema_file": "FILE:none.json"}, "cannot read the data schema"),
-    ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "header must name the columns twon"),
+    ({"data": "FILE:people.csv", "schema_file": "FILE:typo.json"}, "must have the columns twon"),
     (
         {"prepare_sql": "FILE:towns.sql"},
         "a query of prepare_sql makes the columns of data, but there is no data",
@@ -100,7 +100,7 @@ TRAINING = [
     ),
     ({"data": "FILE:days", "schema_file": "FILE:people.json"}, "day 2026-11-01, .*header"),
     ({"data": "FILE:days", "day": "yesterday"}, "a day must be a date"),
-    ({"data": "FILE:days", "day": "2026-11-02"}, "must have a folder day=2026-11-03"),
+    ({"data": "FILE:days", "day": "2026-11-02"}, "must have the day 2026-11-03"),
     ({"data": "FILE:clicks.tsv", "day": "2026-11-01"}, "can be chosen only where the data is cut"),
     ({"start_from": "zero"}, "not a known start"),
     ({"model": "ctrdn"}, "Did you mean 'ctrdnn'"),
@@ -239,7 +239,7 @@ def test_a_time_zone_that_is_none_is_reported_before_the_deadline_is_needed(home
 OTHERS = [
     (profile_devices, {"regions": ["mars"]}, "'mars' is not a known region"),
     (profile_devices, {"model": f"{MODELS}bild"}, "cannot be imported"),
-    (profile_devices, {"data": "FILE:people.csv"}, "the header must name the columns I1"),
+    (profile_devices, {"data": "FILE:people.csv"}, "must have the columns I1"),
     (profile_devices, {"epochs": 0}, "epochs must be a whole number, at least 1"),
     (compare_schedulers, {"device_types": []}, "device_types must be a list, length at least 1, each text"),
     (compare_schedulers, {"device_types": ["gpu-z*"]}, r"'gpu-z\*' is not a known device type"),

@@ -33,10 +33,6 @@ _COPIED_BY = {
     "gs gcs": "gcloud storage cp -r {} .",
     "abfs abfss wasb wasbs adl az": "azcopy copy 'https://ACCOUNT.blob.core.windows.net/CONTAINER/...' . --recursive",
     "hdfs webhdfs viewfs": "hdfs dfs -get {} .",
-    "http https ftp": "curl -O {}",
-    "dbfs": "databricks fs cp -r {} .",
-    "oss": "ossutil cp -r {} .",
-    "hf": "hf download",
 }
 _BLOCK_BYTES = 65_536
 

@@ -161,7 +161,6 @@ def find_night(source: str | SourcePath | TablePath, day: date | None) -> Night 
                 f"but {source} has none; leave the day out, or give the folder that holds them"
             )
         return None
-    some_day = min(partitions)
     there = f"there are {len(partitions)} days from {min(partitions)} to {max(partitions)}"
     if day is None:
         complete = [each for each in partitions if each + _ONE_DAY in partitions]
@@ -177,9 +176,8 @@ def find_night(source: str | SourcePath | TablePath, day: date | None) -> Night 
         if each not in partitions:
             raise DataError(
                 source,
-                f"must have {_wanted(source, partitions[some_day][0], some_day, each)}, {purpose}, but {there}; "
-                f"nothing was launched: "
-                f"wait for that day, or choose another",
+                f"must have the day {each}, {purpose}, but {there}; nothing was launched: wait for that day, or "
+                f"choose another",
             )
         files[each] = files_of_day(partitions[each])
         if not isinstance(source, TablePath) and TablePath.parse(source) is None:
@@ -265,16 +263,3 @@ def _spelling(entry: SourcePath, num_above: int) -> tuple[str, ...]:
     return tuple(f"{key}{date_found[2]}" for key, date_found in found if date_found) or tuple(
         name for name in _DATE_KEYS[-1] if name in keys
     )
-
-
-def _wanted(source: object, entry: SourcePath, old: date, new: date) -> str:
-    return "a partition of that day" if TablePath.parse(source) else f"a folder {_renamed(entry, old, new)}"
-
-
-def _renamed(entry: SourcePath, old: date, new: date) -> str:
-    """Return what the folder of another day would be called, as that of this one is."""
-    for form in ("%Y-%m-%d", "%Y%m%d"):
-        for part in entry.parts:
-            if "=" in part and f"{old:{form}}" in part:
-                return part.replace(f"{old:{form}}", f"{new:{form}}")
-    return f"{new:%Y/%m/%d}" if f"{old:%d}" in entry.parts else f"{new:year=%Y/month=%m/day=%d}"

@@ -24,11 +24,12 @@ def unproven_groups(
     names = [each.path if each.path in held else each.path.partition(".")[0] for each in kinds]
     used = [(index, held[name]) for index, name in enumerate(names) if name in held]
     unproven = {}
+    of_partition = {name for name in schema.number_columns if view.values.get(name) is not None}
     for index in range(footer.num_row_groups):
         group = footer.row_group(index)
         doubtful = {
             name for column, name in used if not _is_proven(group.column(column), kinds[column], name, schema)
-        }
+        } | of_partition
         if doubtful:
             unproven[index] = doubtful.issubset(schema.target_columns)
     return unproven

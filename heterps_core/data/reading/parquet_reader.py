@@ -66,13 +66,6 @@ def check_schema(path: SourcePath | str, rows: ParquetRows, schema: DataSchema) 
         name for name, value in values.items() if value is None and name not in schema.feature_columns
     }
     check_names(path, [name for name in rows.columns.names if name not in lacking], schema.used_columns)
-    for name in schema.number_columns:
-        if (value := values.get(name)) is not None and not is_number(value):
-            raise DataError(
-                path,
-                f"column {name} must hold numbers, but its folder or partition has {name}={value}; name it among "
-                f"the categorical columns, or leave it out of the schema",
-            )
     _check_types(path, rows.columns, schema)
 
 

@@ -56,7 +56,8 @@ class TableView:
     """How a table, or the names of its folders, show the rows of a file."""
 
     keys: Mapping[str, Sequence[int | str]] | None = None
-    """Field ids of each column of a table, and its names in files that have no ids; None for those of the file."""
+    """Field id of each column of a table, if it has one, and its names in files that have no ids; None for those of
+    the file."""
 
     values: Mapping[str, str | None] = field(default_factory=dict)
     """Values of columns by partition, which the file may lack."""
@@ -73,19 +74,14 @@ class TableView:
         if self.keys is None:
             values = {name: value for name, value in self.values.items() if name not in fields.names}
             return FileView(values=values)
-        ids = {
+        ids: dict[int | str, str] = {
             int(each.metadata[_FIELD_ID]): each.name for each in fields if _FIELD_ID in (each.metadata or {})
         }
+        as_named: dict[int | str, str] = {name: name for name in fields.names}
         names: dict[str, str] = {}
         for column, keys in self.keys.items():
-            of_ids = [key for key in keys if isinstance(key, int)]
-            found = (
-                [ids[key] for key in of_ids if key in ids]
-                if ids and of_ids
-                else [key for key in keys if key in fields.names]
-            )
-            if found:
-                names[column] = str(found[0])
+            held = ids if ids and isinstance(keys[0], int) else as_named
+            names.update((column, held[key]) for key in keys[::-1] if key in held)
         values = {name: self.values.get(name) for name in self.keys if name not in names}
         return FileView(names=names, values=values, num_deleted=len(self.deleted))
 
@@ -135,8 +131,7 @@ class ParquetRows:
         )
         sizes = [self.footer.row_group(index).num_rows for index in range(self.footer.num_row_groups)]
         self._starts = np.cumsum([0, *sizes])
-        num_deleted = np.diff(np.searchsorted(self.deleted, self._starts))
-        self.group_rows = (np.diff(self._starts) - num_deleted).tolist()
+        self.group_rows = np.diff(self._starts - np.searchsorted(self.deleted, self._starts)).tolist()
 
     @cached_property
     def _fields(self) -> pa.Schema:
@@ -157,11 +152,9 @@ class ParquetRows:
     @property
     def is_as_stored(self) -> bool:
         """Whether a reader that knows nothing of the table finds the same rows and columns."""
-        names = (self.view.names or {}).items()
-        is_same = all(name == inner for name, inner in names) and {*self.view.values}.isdisjoint(
-            self._fields.names
-        )
-        return is_same and not len(self.deleted)
+        names = self.view.names or {}
+        is_other = len(self.deleted) or not {*self.view.values}.isdisjoint(self._fields.names)
+        return not is_other and all(name == inner for name, inner in names.items())
 
     def read(self, group: int, names: Sequence[str]) -> pa.Table:
         """Return columns of a row group, in the order of their names."""

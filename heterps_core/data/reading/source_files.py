@@ -67,10 +67,8 @@ def is_listed(path: object) -> TypeGuard[SourcePath]:
 def view_of(path: SourcePath) -> TableView:
     """Return how the table that has listed a file shows it, or the folders named key=value that it lies in."""
     found: TableView | None = getattr(path, "view", None)
-    if found is not None:
-        return found
-    values = {key: None if value == NO_VALUE else value for key, value in partitions_in(path.parts).items()}
-    return TableView(values=values)
+    named = partitions_in(path.parts).items()
+    return found or TableView(values={key: None if value == NO_VALUE else value for key, value in named})
 
 
 def check_no_log_above(paths: Iterable[SourcePath]) -> None:
@@ -104,17 +102,16 @@ def _is_log(entry: SourcePath) -> bool:
 
 def _table_with_log(folder: SourcePath, entry: SourcePath) -> DataError:
     kind = _LOG_FOLDERS.get(entry.name, "hudi")
-    named = {"delta": f"delta://{folder}", "iceberg": "iceberg://CATALOG/NAMESPACE.TABLE"}
-    way_out = (
-        f"name the table as {named[kind]}"
-        if kind in named
-        else f"write the rows to a folder of plain Parquet, in Spark by spark.read.format('hudi').load('{folder}')"
-        f".write.parquet('OTHER FOLDER'), with partitionBy('day') for days"
-    )
+    ways_out = {
+        "delta": f"name the table as delta://{folder}",
+        "iceberg": "name the table as iceberg://CATALOG/NAMESPACE.TABLE",
+        "hudi": f"write the rows to a folder of plain Parquet, in Spark by spark.read.format('hudi').load('{folder}')"
+        f".write.parquet('OTHER FOLDER'), with partitionBy('day') for days",
+    }
     return DataError(
         folder,
         f"is a table of {kind.title()}, as {entry.name} shows: some of its files hold rows that were deleted or "
-        f"replaced, and only its log lists those that count; {way_out}",
+        f"replaced, and only its log lists those that count; {ways_out[kind]}",
     )
 
 

@@ -17,6 +17,7 @@ import pyarrow.csv as pa_csv
 
 from heterps_core.data.reading.bucket_path import SourcePath
 from heterps_core.data.reading.file_kinds import open_text, unreadable
+from heterps_core.data.reading.parquet_reader import check_names
 from heterps_core.data.reading.quote_escapes import WAY_OUT, QuoteEscapes
 from heterps_core.data.reading.row_batch import (
     RowBatch,
@@ -177,7 +178,7 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
     if has_header is None:
         has_header = not set(fields).isdisjoint(schema.used_columns)
     if has_header:
-        _check_header(path, number, fields, needed)
+        check_names(path, fields, needed)
         has_rows = next(lines, None) is not None
         return replace(layout, columns=tuple(fields), num_lines_before_rows=number, has_rows=has_rows)
     if not schema.column_names:
@@ -196,18 +197,6 @@ def find_layout(path: SourcePath, schema: DataSchema, *, needed: Sequence[str] |
 def default_separator(line: str) -> str:
     """Return what separates the fields of a file whose schema does not say."""
     return "\t" if line.count("\t") >= max(1, line.count(",")) else ","
-
-
-def _check_header(path: SourcePath, number: int, fields: list[str], needed: Sequence[str]) -> None:
-    missing = [column for column in needed if column not in fields]
-    if missing:
-        found = shorten(", ".join(fields))
-        raise DataError(
-            path, f"the header must name the columns {', '.join(missing)}; got {found}", line=number
-        )
-    twice = [column for column in needed if fields.count(column) > 1]
-    if twice:
-        raise DataError(path, f"the header must name each column once, but has {twice[0]} twice", line=number)
 
 
 def text_lines(path: SourcePath, layout: TextLayout | None = None) -> Iterator[tuple[int, bytes]]:

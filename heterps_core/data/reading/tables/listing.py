@@ -42,15 +42,6 @@ def _list(table: TablePath) -> Snapshot:
     return cast(Snapshot, _ask(table, "list_table"))
 
 
-def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
-    """Return what has happened to a table between a snapshot and its own, in order.
-
-    Raises:
-        DataError: That is not known any more.
-    """
-    return cast(list[Commit], _ask(pinned(table), "commits_after", snapshot_id))
-
-
 def _ask(table: TablePath, function: str, *arguments: str) -> Any:
     """Call a function of the file of the table's kind, with all errors as one line."""
     number = table.snapshot_id
@@ -125,7 +116,8 @@ def changes_by_day(
         DataError: That is not known any more.
     """
     table = pinned(table)
-    commits, snapshot = commits_after(table, snapshot_id), snapshot_of(table)
+    commits = cast(list[Commit], _ask(table, "commits_after", snapshot_id))
+    snapshot = snapshot_of(table)
     now = {file.uri: file for file in snapshot.files}
     added = _by_day([file for commit in commits for file in commit.added], day_of)
     changed = _by_day([file for commit in commits for file in commit.changed], day_of)

@@ -206,8 +206,8 @@ def test_counts_the_header_as_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (",".join(COLUMNS[:-2]), "line 1: the header must name the columns C25, C26; got 'label, I1"),
-        (",".join([*COLUMNS, "I1"]), "line 1: the header must name each column once, but has I1 twice"),
+        (",".join(COLUMNS[:-2]), "must have the columns C25, C26; has label, I1"),
+        (",".join([*COLUMNS, "I1"]), "must name each column once, but has 'I1' twice"),
     ],
 )
 def test_names_what_is_wrong_with_a_header(tmp_path, header, message):

@@ -41,7 +41,7 @@ def refusal(read, *arguments, **named):
 def test_a_table_without_the_partition_of_a_day_names_the_days_that_it_has(table):
     table.append(clicks(0, 4), by=["day"])
 
-    assert "must have a partition of that day, which 2026-11-02 is judged on" in refusal(
+    assert "must have the day 2026-11-03, which 2026-11-02 is judged on" in refusal(
         find_night, TablePath.parse(table.data), DAYS[1]
     )
 

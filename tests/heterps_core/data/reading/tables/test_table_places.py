@@ -1,9 +1,12 @@
-"""Tables in buckets, and catalogs of other kinds than SQLite, which are real servers or moto's."""
+"""Tables in buckets, and catalogs of other kinds than SQLite: real servers, moto's, and what REST answers."""
 
+import json
 import os
 import shutil
 import subprocess
+import threading
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -164,3 +167,38 @@ def test_a_day_of_a_table_with_its_catalog_in_postgresql_is_read(postgres, tmp_p
     table.append(ROWS, by=["day"])
 
     assert_a_day_is_read(table.data, tmp_path)
+
+
+class _Answers(BaseHTTPRequestHandler):
+    """What a REST catalog answers to who reads a table: its settings, and the table's metadata."""
+
+    def do_GET(self):
+        found = {"defaults": {}, "overrides": {}}
+        if self.path.partition("?")[0] == "/v1/namespaces/shop/tables/clicks":
+            table = catalogs.load_catalog("here").load_table("shop.clicks")
+            found = {
+                "metadata-location": table.metadata_location,
+                "metadata": json.loads(table.metadata.model_dump_json()),
+            }
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+def test_a_day_of_a_table_with_its_catalog_behind_rest_is_read(tmp_path, monkeypatch, catalog):
+    table = Iceberg(tmp_path)
+    table.append(ROWS, by=["day"])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
+
+        assert_a_day_is_read("iceberg://away/shop.clicks", tmp_path)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -118,7 +118,7 @@ def test_partitions_are_days_whose_files_are_trained_in_the_order_of_time(table,
         [0, 1, 2, 3],
         [5, 6, 7, 8],
     )
-    with pytest.raises(DataError, match="must have a partition of that day, which the night trains on"):
+    with pytest.raises(DataError, match="must have the day 2026-10-01, which the night trains on"):
         find_night(table.data, date(2026, 10, 1))
 
 
