@@ -13,6 +13,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from heterps_core.core_use import ONE_CORE, THREADS_VARIABLE
 from heterps_core.data.features import FeatureSpec
@@ -95,13 +96,12 @@ def measure_in_fresh_process(*requests: ProfileRequest) -> list[LayerProfile]:
         HeterpsError: The process failed or hung; the message holds the end of its output.
         OutOfMemoryError: The kernel killed it for lack of memory.
     """
-    documents = _measured(
+    documents: list[Any] = _measured(
         "heterps_core.profiling.measurement.layer_profiler",
         [request.to_json() for request in requests],
         what=f"profiling {requests[0].model!r}",
         way_out=f"lower the batch size, which is {max(request.batch_size for request in requests)}",
     )
-    assert isinstance(documents, list)
     return [LayerProfile.from_json(document) for document in documents]
 
 
@@ -117,7 +117,6 @@ def measure_replica_path() -> ReplicaPath:
         what="measuring the exchange of rows",
         way_out="free this machine of other work",
     )
-    assert isinstance(document, dict)
     return ReplicaPath.from_json(document)
 
 
@@ -127,17 +126,16 @@ def measure_step_seconds(job: TrainingJob) -> float:
     Raises:
         HeterpsError: As `measure_in_fresh_process`.
     """
-    seconds = _measured(
+    seconds: float = _measured(
         "heterps_core.profiling.measurement.step_profiler",
         job.to_json(),
         what=f"profiling {job.model!r}",
         way_out=f"lower the batch size, which is {job.config.batch_size}",
     )
-    assert isinstance(seconds, float)
     return seconds
 
 
-def _measured(program: str, asked: object, *, what: str, way_out: str) -> object:
+def _measured(program: str, asked: object, *, what: str, way_out: str) -> Any:
     """Run a module on a folder with a JSON document, and return the document that it adds."""
     with tempfile.TemporaryDirectory(prefix="heterps-profile-") as path:
         folder = Path(path)

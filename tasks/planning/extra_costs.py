@@ -17,7 +17,7 @@ from heterps_core.plans.scheduling_plan import Stage
 from heterps_core.training.step_metrics import BUCKET_REPORT_INTERVAL_S
 from heterps_core.training.storage.store import StorageUsage
 from heterps_core.units import SECONDS_PER_HOUR
-from infra.prices.service_charges import RATES, Rates, service_lines
+from infra.prices.service_charges import HOURS_PER_MONTH, RATES, Rates, service_lines
 
 STARTUP_SECONDS = 70.0
 """From launch to a worker on a core that can load its tables: a request of a fleet and its answer (10 s, assumed), a
@@ -61,7 +61,6 @@ KEPT_WHOLE_CHECKPOINTS = 3
 OWN_HOUR_USD = 1e-6
 """Price of an hour in plans on machines that are not rented, so that the fastest of free plans is taken."""
 
-HOURS_PER_MONTH = 730.0
 BYTES_PER_GB = 1e9
 
 

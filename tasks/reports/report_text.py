@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from heterps_core.data.distinct_values import turnover_summary, turnover_table
 from heterps_core.planning.explain.text import essential_facts
 from heterps_core.text_table import NOT_KNOWN, WIDTH, labelled_lines, usd_text
-from heterps_core.units import BYTES_PER_MIB, SECONDS_PER_HOUR, ratio
+from heterps_core.units import BYTES_PER_MIB, SECONDS_PER_HOUR, SECONDS_PER_MINUTE, ratio
 from tasks.judging.baseline import Baseline
 from tasks.judging.promotion_gates import PromotionDecision
 from tasks.reports import tables
@@ -18,7 +18,6 @@ from tasks.reports.run_report import PlanReport, RunReport, gap_text
 RULE = "-" * 78
 
 _SCREEN_WIDTH = 80
-_SECONDS_PER_MINUTE = 60.0
 
 
 def screen(report: PlanReport, decision: PromotionDecision | str) -> str:
@@ -98,10 +97,10 @@ def _duration_text(seconds: float) -> str:
         >>> _duration_text(41.2), _duration_text(158.0), _duration_text(9_000.0)
         ('41 seconds', '3 minutes', '2.5 hours')
     """
-    if seconds < _SECONDS_PER_MINUTE:
+    if seconds < SECONDS_PER_MINUTE:
         return f"{seconds:.0f} seconds"
     if seconds < 2 * SECONDS_PER_HOUR:
-        return f"{seconds / _SECONDS_PER_MINUTE:.0f} minutes"
+        return f"{seconds / SECONDS_PER_MINUTE:.0f} minutes"
     return f"{seconds / SECONDS_PER_HOUR:.1f} hours"
 
 
