@@ -119,10 +119,9 @@ def changes_by_day(
     commits = cast(list[Commit], _ask(table, "commits_after", snapshot_id))
     snapshot = snapshot_of(table)
     now = {file.uri: file for file in snapshot.files}
-    added = _by_day([file for commit in commits for file in commit.added], day_of)
-    changed = _by_day([file for commit in commits for file in commit.changed], day_of)
-    new = {day: [now.get(file.uri, file) for file in added[day]] for day in added if day not in changed}
-    return {day: _paths(snapshot, files) for day, files in new.items()}, changed
+    added = _by_day([now.get(file.uri, file) for commit in commits for file in commit.added], day_of)
+    changed = _by_day([now.get(file.uri, file) for commit in commits for file in commit.changed], day_of)
+    return {day: _paths(snapshot, added[day]) for day in added if day not in changed}, changed
 
 
 def _by_day(

@@ -13,6 +13,7 @@ from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.days import find_night, table_changes
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.tables.listing import pinned
+from heterps_core.data.reading.tables.table_path import TablePath
 from heterps_core.errors import DataError
 from tests.heterps_core.data.reading.tables.table_makers import (
     DAYS,
@@ -106,14 +107,14 @@ def test_a_column_of_iceberg_that_was_dropped_is_none_of_the_table_and_another_o
 FIELDS = ("row", "clicked", "town", "region")
 
 
-def mapped_delta(folder, mode, rows):
+def mapped_delta(folder, mode, rows, *, region="eu", partition="region"):
     """Write a table of one file in which columns have other names, as Spark does where columns are mapped."""
     log = folder / "clicks/_delta_log"
     log.mkdir(parents=True)
     inner = {name: f"col-{number}" for number, name in enumerate(FIELDS, start=1)}
     fields = [
         {
-            "name": name,
+            "name": partition if name == "region" else name,
             "type": "long" if name in FIELDS[:2] else "string",
             "nullable": True,
             "metadata": {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": inner[name]},
@@ -135,14 +136,14 @@ def mapped_delta(folder, mode, rows):
                 "id": "1",
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": json.dumps({"type": "struct", "fields": fields}),
-                "partitionColumns": ["region"],
+                "partitionColumns": [partition],
                 "configuration": settings,
             }
         },
         {
             "add": {
                 "path": path.name,
-                "partitionValues": {inner["region"]: "eu"},
+                "partitionValues": {inner["region"]: region},
                 "size": path.stat().st_size,
                 "modificationTime": 1,
                 "dataChange": True,
@@ -326,3 +327,18 @@ def test_a_query_over_deleted_rows_is_refused(tmp_path, catalog):
     files = list_source_files(in_time(iceberg.data))
     with pytest.raises(DataError, match="has 1 deleted rows or renamed columns of its table"):
         query.result(files, day=None, schema=SCHEMA, folder=tmp_path / "made")
+
+
+def test_rows_that_came_to_a_table_of_mapped_columns_are_of_the_day_of_its_partition(tmp_path):
+    rows = clicks(0, 20).append_column("region", pa.array(["eu"] * 20))
+    data = mapped_delta(tmp_path, "name", rows, region="20261101", partition="day")
+    log = tmp_path / "clicks/_delta_log"
+    (action,) = [json.loads(line) for line in (log / f"{0:020d}.json").read_text().splitlines()][2:]
+    later = tmp_path / "clicks/later.parquet"
+    later.write_bytes((tmp_path / "clicks/part.parquet").read_bytes())
+    (log / f"{1:020d}.json").write_text(json.dumps({"add": action["add"] | {"path": later.name}}))
+
+    added, changed = table_changes(TablePath.parse(data), "0")
+
+    assert {day: row_ids(files) for day, files in added.items()} == {DAYS[0]: [*range(20)]}
+    assert not changed
