@@ -49,6 +49,7 @@ EXPECTED_SKIPS = (
     "the published traces are not at hand",
     "no aarch64-linux-gnu-g++",
     "no qemu-aarch64-static",
+    "needs PostgreSQL",
     "the recorded",
 )
 """Hardware and data that a machine of continuous integration has not."""
