@@ -112,7 +112,7 @@ class _ModelParameters(SourceParameters):
     """Samples per training step; empty to choose it from the number of rows."""
 
     size: Annotated[str, OneOf("size", SIZES)] = "m"
-    """Size of cross-deep: s for a third of the time at a little less AUC, l for a little more at twice the time
+    """Size of cross-deep: s for 0.4 of the time at a little less AUC, l for a little more at twice the time
     (docs/QUALITY.md); hidden_widths, embedding_dim and model_settings win over it."""
 
     hidden_widths: Annotated[list[Count], Field(min_length=1)] | None = None

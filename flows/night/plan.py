@@ -170,10 +170,11 @@ def _with_one_type_of(
 ) -> NightPlan | None:
     """Return the cheapest plan with one device type of those that exceed a quota together, and none of the others.
 
-    None where no such plan is found: its launch tries purchases that ask less of the quota.
+    None where no such plan is found: its launch tries purchases that ask less of the quota. Types that were left out,
+    and are used where a region sells no other, are not kept: each plan leaves out more than the one before it.
     """
     plans = []
-    for kept in used if len(used) > 1 else ():
+    for kept in used - {*without} if len(used) > 1 else ():
         with suppress(InfeasiblePlanError, BudgetExceededError):
             plans.append(plan_night(run, without={*without, *sharing} - {kept}))
     return min(plans, key=lambda plan: plan.report.chosen.plan.cost_usd, default=None)

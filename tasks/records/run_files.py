@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +81,12 @@ def newest_machines(workspace: Workspace, *, cloud: str, region: str) -> tuple[s
     """Return the machines of the newest plan that buys in a region, also for a dry run, and its run."""
     paths = workspace.runs_directory.glob(f"*/{EXPLANATION_FILE}")
     for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
-        # Plans of before have none.
-        if document := _read(path, where_missing="").get("machines"):
-            plan = ProvisioningPlan.from_json(document)
-            if {(offer.cloud, offer.region) for offer in plan.offers} == {(cloud, region)}:
-                return path.parent.name, plan
+        # Older files have none, and heterps explain names a damaged one.
+        with suppress(ConfigurationError):
+            if document := _read(path, where_missing="").get("machines"):
+                plan = ProvisioningPlan.from_json(document)
+                if {(offer.cloud, offer.region) for offer in plan.offers} == {(cloud, region)}:
+                    return path.parent.name, plan
     return None
 
 

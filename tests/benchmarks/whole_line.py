@@ -50,17 +50,20 @@ def run(*, seed: int = 0, num_cases: int = 200_000) -> list[dict[str, Any]]:
 
 def processor_seconds(module: list[str], environment: dict[str, str]) -> float:
     """Run a module, and return the processor time of it and all processes below it, as last seen of each."""
-    process = psutil.Popen(
-        [sys.executable, "-m", *module], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
     seconds: dict[psutil.Process, float] = {}
-    while process.poll() is None:
-        for each in [process, *process.children(recursive=True)]:
-            try:
-                times = each.cpu_times()
-            except psutil.Error:
-                continue
-            seconds[each] = times.user + times.system
-        time.sleep(SAMPLED_EACH_S)
-    assert process.returncode == 0, process.stderr.read().decode()
+    # A pipe that no one reads would stop a process that prints more than it holds.
+    with tempfile.TemporaryFile() as errors:
+        process = psutil.Popen(
+            [sys.executable, "-m", *module], env=environment, stdout=subprocess.DEVNULL, stderr=errors
+        )
+        while process.poll() is None:
+            for each in [process, *process.children(recursive=True)]:
+                try:
+                    times = each.cpu_times()
+                except psutil.Error:
+                    continue
+                seconds[each] = times.user + times.system
+            time.sleep(SAMPLED_EACH_S)
+        errors.seek(0)
+        assert process.returncode == 0, errors.read().decode()
     return sum(seconds.values())

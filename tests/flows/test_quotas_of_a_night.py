@@ -41,3 +41,8 @@ def test_of_the_types_of_the_plan_the_one_that_costs_least_alone_is_kept(planned
 def test_a_plan_of_one_type_is_left_to_its_launch(planned, used):
     assert plan._with_one_type_of(None, SHARING, used=used, without=()) is None
     assert planned == []
+
+
+def test_types_that_were_left_out_and_are_used_where_no_others_are_sold_are_not_planned_again(planned):
+    assert plan._with_one_type_of(None, SHARING, used={"cpu-c7i", "cpu-m7i"}, without=SHARING) is None
+    assert planned == []

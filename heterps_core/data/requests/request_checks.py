@@ -129,7 +129,9 @@ def _codes(texts: pa.Array) -> npt.NDArray[np.int64]:
     """Return a number for each text, equal for equal ones; a missing one is the empty text."""
     if pa.types.is_dictionary(texts.type):
         different = pa.concat_arrays([texts.dictionary, pa.array([""], texts.dictionary.type)])
-        of_texts: npt.NDArray[np.int64] = _codes(different)[texts.indices.fill_null(len(texts.dictionary))]
+        # Indices of 8 bits may have no number left for a missing value.
+        indices = texts.indices.cast(pa.int64()).fill_null(len(texts.dictionary))
+        of_texts: npt.NDArray[np.int64] = _codes(different)[indices]
         return of_texts
     encoded = pc.fill_null(texts, "").dictionary_encode()
     codes: npt.NDArray[np.int64] = encoded.indices.to_numpy().astype(np.int64)

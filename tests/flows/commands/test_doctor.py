@@ -228,6 +228,15 @@ def test_the_newest_plan_is_held_against_the_quotas_of_the_account(doctor, monke
         assert "--desired-value 8, or plan with --device-types" in found["fix"]
 
 
+@pytest.mark.parametrize("text", ["{", '{"machines": {"groups": 3}}'], ids=["cut off", "another form"])
+def test_a_damaged_plan_of_an_earlier_run_hides_no_check_of_the_provider(doctor, tmp_path, text):
+    folder = Workspace(root=tmp_path / "home").create().run_folder("20261101-000000-aaaa")
+    folder.mkdir(parents=True)
+    (folder / "explanation.json").write_text(text)
+
+    assert "provider local" not in checks(doctor("--provider", "local", "--json")[1])
+
+
 def test_a_report_holds_the_checks_and_neither_keys_nor_accounts(doctor, monkeypatch, tmp_path):
     key, account = "AKIAIOSFODNN7EXAMPLE", "123456789012"
     monkeypatch.setenv("AWS_PROFILE", f"{key}-of-{account}")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
@@ -90,6 +91,30 @@ def test_lists_of_a_request_are_hashed_once_to_the_ids_of_each_of_its_rows(datas
     read = dataset._with_lists_of_requests(0).texts[2]
     assert len(read) == 170
     assert len(read.dictionary) == len(np.unique(REQUESTS[:170]))
+
+
+def test_lists_by_indices_of_8_bits_are_those_of_plain_texts(tmp_path):
+    """As many texts as 8 bits count leave no number for a missing one."""
+    numbers = np.arange(128).repeat(2)
+    columns = request_columns(len(numbers), most_candidates=1)
+    columns |= {
+        "request": numbers,
+        "user": numbers,
+        "age": numbers,
+        "items": [[f"{each}"] for each in numbers],
+    }
+    path = write_requests(tmp_path / "rows.parquet", columns)
+    texts = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int8()), [str(each) for each in range(128)])
+    lists = pa.ListArray.from_arrays(np.arange(len(numbers) + 1, dtype=np.int32), texts)
+    pq.write_table(pq.read_table(path).set_column(4, "items", lists), tmp_path / "indices.parquet")
+
+    found, plain = (
+        prepare_dataset(source, schema=SCHEMA, buckets_per_slot=50, out_dir=tmp_path / f"out {source.stem}")
+        for source in (tmp_path / "indices.parquet", path)
+    )
+
+    every = np.arange(len(numbers))
+    assert (found.batch(every).ids == plain.batch(every).ids).all()
 
 
 def test_text_files_have_the_requests_of_parquet_files(dataset, tmp_path):
