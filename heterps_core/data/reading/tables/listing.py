@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import date
 from functools import lru_cache
-from importlib import import_module
 from pathlib import PurePosixPath
 from typing import Any, cast
 
@@ -44,12 +43,16 @@ def _list(table: TablePath) -> Snapshot:
 
 def _ask(table: TablePath, function: str, *arguments: str) -> Any:
     """Call a function of the file of the table's kind, with all errors as one line."""
-    number = table.snapshot_id
     for prepare in before_first_use:
         prepare()
     try:
-        library = import_module(f"heterps_core.data.reading.tables.{table.kind}")
-        return getattr(library, function)(table, *arguments)
+        if table.kind == "delta":
+            from heterps_core.data.reading.tables import delta
+
+            return getattr(delta, function)(table, *arguments)
+        from heterps_core.data.reading.tables import iceberg
+
+        return getattr(iceberg, function)(table, *arguments)
     except ImportError as error:
         raise ConfigurationError(
             f"{table} needs a package that is missing ({error.name}): pip install 'heterps[{table.kind}]'"
@@ -60,7 +63,7 @@ def _ask(table: TablePath, function: str, *arguments: str) -> Any:
     except Exception as error:
         raise DataError(
             table,
-            f"{'snapshot ' + number if number else 'the table'} cannot be listed: {one_line(error)}; check its name, "
+            f"snapshot {table.snapshot_id or '(the newest)'} cannot be listed: {one_line(error)}; check its name, "
             f"its catalog, your credentials, and whether the snapshot has expired",
         ) from error
 

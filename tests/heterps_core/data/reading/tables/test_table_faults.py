@@ -81,7 +81,9 @@ def test_a_catalog_whose_server_is_away_is_refused_in_one_line(monkeypatch):
     monkeypatch.setenv("PYICEBERG_CATALOG__HERE__URI", f"http://127.0.0.1:{port}")
     monkeypatch.setattr(catalogs, "_ENV_CONFIG", Config())
 
-    assert "the table cannot be listed: " in refusal(list_source_files, "iceberg://here/shop.clicks")
+    assert "snapshot (the newest) cannot be listed: " in refusal(
+        list_source_files, "iceberg://here/shop.clicks"
+    )
 
 
 def test_a_column_of_delta_that_was_dropped_between_snapshots_is_named(tmp_path):
