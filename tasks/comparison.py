@@ -84,7 +84,7 @@ class FoundPlan:
             "method": self.method,
             "model": self.compared.name,
             "device_types": " | ".join(stage.device_types for stage in stages),
-            "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
+            "replicas": " | ".join(stage.replicas for stage in stages),
             "batch_size": str(self.compared.problem.batch_size),
             "seed": str(self.seed),
             "conditions": self.compared.conditions,

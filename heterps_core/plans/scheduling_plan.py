@@ -98,6 +98,11 @@ class Stage(JsonDocument):
         return " + ".join(self.replicas_by_type)
 
     @property
+    def replicas(self) -> str:
+        """Replicas on each of both device types for people, such as "2 + 12"."""
+        return " + ".join(map(str, self.replicas_by_type.values()))
+
+    @property
     def units(self) -> str:
         """Units of both device types for people, such as "2 x gpu-t4 + 12 x cpu-c7i"."""
         return " + ".join(f"{count} x {name}" for name, count in self.replicas_by_type.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -65,7 +66,9 @@ class PastRun:
         """For instance "4 x cpu-c7i + 1 x gpu-t4"."""
         if "device_types" not in self.parameters:
             return None
-        device_types, replicas = (self.parameters[name].split(" | ") for name in ("device_types", "replicas"))
+        device_types, replicas = (
+            re.split(r" [|+] ", self.parameters[name]) for name in ("device_types", "replicas")
+        )
         return " + ".join(f"{count} x {kind}" for count, kind in zip(replicas, device_types, strict=True))
 
     @property

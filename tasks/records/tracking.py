@@ -29,13 +29,13 @@ def run_settings(
     """Return the parameters that every run has, parent or child, so that columns line up.
 
     `device_types`, `replicas` and `market` are in the order of the stages: "cpu-c7i-spot | gpu-t4", "4 | 1" and
-    "spot | on-demand".
+    "spot | on-demand". A stage of two device types has "gpu-t4 + gpu-t4-20gbit" and "26 + 9".
     """
     return {
         "method": method,
         "model": model,
         "device_types": " | ".join(stage.device_types for stage in stages),
-        "replicas": " | ".join(str(stage.num_replicas) for stage in stages),
+        "replicas": " | ".join(stage.replicas for stage in stages),
         "market": " | ".join(
             " + ".join(dict.fromkeys(get_device_type(name).market for name in stage.replicas_by_type))
             for stage in stages

@@ -5,15 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.preparation import prepare_dataset
-from heterps_core.data.schema import CRITEO_SCHEMA
+from heterps_core.data.reading.parquet_rows import TableView, ViewedPath
+from heterps_core.data.schema import CRITEO_SCHEMA, DataSchema
 from heterps_core.data.synthetic.click_stream import write_click_stream
-from heterps_core.errors import ConfigurationError
+from heterps_core.errors import ConfigurationError, OtherColumnsError
 from heterps_core.serving.exported_model import ClickPredictor
-from heterps_core.serving.held_out_predictions import held_out_rows, predicted_parts
+from heterps_core.serving.held_out_predictions import (
+    held_out_rows,
+    held_out_scores,
+    predicted_parts,
+)
 from tests.heterps_core.serving.builders import fit_logistic, raw_columns, write_logistic
 
 NUM_ROWS = 1_000
@@ -98,3 +105,21 @@ def test_other_columns_cannot_be_predicted(stream, dataset, predictor):
         ConfigurationError, match="rows must have the categorical_columns of the model, C1, C2"
     ):
         predicted(predictor, other)
+
+
+def test_rows_of_a_table_are_not_judged_by_a_model_of_another_schema_that_knows_no_deleted_rows(tmp_path):
+    columns = {"click": np.arange(300) % 2, "old": ["a", "b", "c"] * 100, "new": ["x"] * 300}
+    file = ViewedPath(tmp_path / "rows.parquet")
+    pq.write_table(pa.table(columns), file)
+    file.view = TableView(keys={name: (name,) for name in columns}, find_deleted=lambda: np.arange(250, 290))
+    of_then = DataSchema(name="clicks", label_column="click", categorical_columns=("old",))
+    of_today = replace(of_then, categorical_columns=("old", "new"))
+    before, today = (
+        prepare_dataset([file], schema=schema, buckets_per_slot=9, out_dir=tmp_path / place)
+        for place, schema in (("before", of_then), ("today", of_today))
+    )
+    predictor = ClickPredictor(write_logistic(tmp_path / "champion", before, fit_logistic(before)))
+
+    held_out_scores(predictor, before)
+    with pytest.raises(OtherColumnsError, match="is a file of a table"):
+        held_out_scores(predictor, today)

@@ -9,12 +9,14 @@ from mlflow import MlflowClient
 from heterps_core.data.history.event_store import EventStore
 from heterps_core.data.manifest import SourceFile
 from heterps_core.data.reading.tables.table_path import TablePath
+from heterps_core.plans.scheduling_plan import Stage
 from infra.workspace import Workspace
 from tasks.records import mlflow_store, tracking
 from tasks.records.run_record import note, note_metrics, note_series
 from tasks.records.tracking import run_settings
 from tasks.running import run_lifecycle
 from tests.tasks.builders import make_problem, make_result
+from tests.tasks.report_builders import make_night
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +161,12 @@ def test_a_resumed_run_goes_on_in_its_old_record(workspace, client):
     run = client.get_run(again.mlflow_run_id)
     assert run.info.status == "FINISHED"
     assert run.data.params["method"] == "exact"
+
+
+def test_a_run_is_shown_with_the_units_of_both_device_types_of_a_stage():
+    stages = [Stage(0, 0, "gpu-t4", 35, "gpu-t4-20gbit", 9), Stage(1, 2, "cpu-c7i", 4)]
+    settings = run_settings(stages, method="exact", model="tiny", batch_size=100, seed=0)
+
+    run = make_night(0, parameters=settings)
+
+    assert run.plan == "26 x gpu-t4 + 9 x gpu-t4-20gbit + 4 x cpu-c7i"
