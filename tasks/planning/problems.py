@@ -139,7 +139,7 @@ def with_enough_units(problem: SchedulingProblem, caps: Mapping[str, float]) -> 
         if may_have_plan(problem):
             break
     is_limited = any(unit.max_units == caps.get(name) for name, unit in problem.device_types.items())
-    may_mix = problem.step_model is StepModel.TRAINER and not problem.drains
+    may_mix = problem.step_model is StepModel.TRAINER and not problem.drains and len(problem.device_types) > 1
     return replace(problem, mixes_device_types=is_limited and may_mix)
 
 

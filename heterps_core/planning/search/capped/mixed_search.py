@@ -42,7 +42,7 @@ from heterps_core.plans.scheduling_plan import Stage
 
 _NUM_FIRST_INTERVALS = 16
 
-_NARROW = 1 + 1e-5
+_NARROW = 1 + 1e-3
 """Longest over shortest stage time of an interval that is given up."""
 
 _MOST_PARTIAL_PLANS = 2_048
