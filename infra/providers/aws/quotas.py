@@ -55,20 +55,26 @@ GRAPHICS = _both("G and VT", "L-DB2E81BA", "L-3819A6DF", 4)
 _P_SPOT = Quota("All P4, P3 and P2 Spot Instance Requests", "L-7212CCBC", 96)
 PARALLEL = {**_both("P", "L-417A185B", "", 16), Market.SPOT: _P_SPOT}
 P5_SPOT = Quota("All P5 Spot Instance Requests", "L-C4BD4855", 16)
-_OTHERS = {"g": GRAPHICS, "gr": GRAPHICS, "p": PARALLEL, "x": _both("X", "L-7295265B", "L-E3A00192", 4)}
-"""By the letters before a family's generation; all others are standard."""
+_GROUPS = {
+    **dict.fromkeys(("a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"), STANDARD),
+    **dict.fromkeys(("g", "gr", "vt"), GRAPHICS),
+    "p": PARALLEL,
+    "x": _both("X", "L-7295265B", "L-E3A00192", 4),
+}
+"""By the letters before a family's generation; inf, trn, hpc and others have quotas of their own."""
 
 
 def quota_of(offer: InstanceOffer) -> Quota:
     """Return the quota that an offer's vCPUs count against."""
-    return _quota_of(offer.instance_type.family, offer.market)
+    return _quota_of(offer.instance_type.family, offer.market) or STANDARD[offer.market]
 
 
-def _quota_of(family: str, market: Market) -> Quota:
+def _quota_of(family: str, market: Market) -> Quota | None:
     if market is Market.SPOT and family.startswith("p5"):
         return P5_SPOT
     letters = re.match(r"[a-z]*", family)
-    return _OTHERS.get(letters[0] if letters else "", STANDARD)[market]
+    group = _GROUPS.get(letters[0] if letters else "")
+    return group and group[market]
 
 
 def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:

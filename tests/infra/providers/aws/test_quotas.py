@@ -26,6 +26,7 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
         ("g5.xlarge", Market.SPOT, "All G and VT Spot Instance Requests"),
         ("p3.2xlarge", Market.ON_DEMAND, "Running On-Demand P instances"),
         ("gr6.4xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
+        ("vt1.3xlarge", Market.ON_DEMAND, "Running On-Demand G and VT instances"),
         ("p4d.24xlarge", Market.SPOT, "All P4, P3 and P2 Spot Instance Requests"),
         ("p5.4xlarge", Market.SPOT, "All P5 Spot Instance Requests"),
         ("x2idn.16xlarge", Market.ON_DEMAND, "Running On-Demand X instances"),
@@ -137,6 +138,16 @@ def test_what_runs_already_counts_against_the_quota_of_its_market(machines_of_ot
 
     assert limits.most == {"cpu-c7i": 3, "cpu-c7i-spot": 1}
     assert limits.text == f"{STANDARD} 7 of 9; {STANDARD_SPOT} 3 of 7"
+
+
+def test_what_counts_against_a_quota_of_its_own_leaves_the_standard_one(server, quotas_of):
+    """Four vCPUs of an inf1.xlarge are in use, which count against "Running On-Demand Inf instances" alone."""
+    image = server.own_client.describe_images(Owners=["self"])["Images"][0]["ImageId"]
+    server.own_client.run_instances(InstanceType="inf1.xlarge", ImageId=image, MinCount=1, MaxCount=1)
+
+    limits = quotas_of({"L-1216C47A": 5.0}).unit_limits(["cpu-c7i"], [offer()])
+
+    assert limits.most == {"cpu-c7i": 2}
 
 
 def test_a_plan_is_refused_beside_what_runs_already(machines_of_others, quotas_of):
