@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from heterps_core.errors import InfeasiblePlanError, ProvisioningError
@@ -149,10 +149,13 @@ def cheapest_region(searches: Mapping[str, Search], planning_time: PlanningTime)
         raise refused[0]
     best = min(costs_usd, key=costs_usd.__getitem__)
     why = "" if len(searches) == 1 else f"{best}, the cheapest of {len(searches)}"
-    stages, best_usd = found[best][2].chosen.plan.stages, costs_usd.pop(best)
+    _, chosen, results = found[best]
+    stages, best_usd = results.chosen.plan.stages, costs_usd.pop(best)
     used = {name for stage in stages for name in stage.replicas_by_type}
     for region, problems in left_out.items():
-        same = [evaluate(each, stages).cost_usd for each in problems if used <= each.device_types.keys()]
+        # Stages of two device types are allowed only where units are limited.
+        alike = [replace(each, mixes_device_types=chosen.mixes_device_types) for each in problems]
+        same = [evaluate(each, stages).cost_usd for each in alike if used <= each.device_types.keys()]
         costs_usd |= {f"{region} with the same machines": min(same)} if same else {}
     if costs_usd:
         nearest = min(costs_usd, key=costs_usd.__getitem__)

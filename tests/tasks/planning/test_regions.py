@@ -5,7 +5,8 @@ import pytest
 
 from heterps_core.errors import ProvisioningError, UnknownNameError
 from heterps_core.planning.problem.extra_costs import ExtraCosts
-from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
+from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
+from heterps_core.plans.scheduling_plan import Stage
 from infra.prices.price_catalogue import write_refreshed
 from infra.prices.region_rates import write_rates
 from infra.prices.service_charges import ServiceRate
@@ -145,6 +146,7 @@ class OnePlan:
     region: str
     problem: SchedulingProblem | None
     searched: list[str]
+    stages: tuple[Stage, ...] | None
 
     def first_problems(self):
         return [self.problem or make_problem()]
@@ -153,14 +155,14 @@ class OnePlan:
         self.searched.append(self.region)
         if self.problem is None:
             raise ProvisioningError(f"nothing in {self.region}")
-        result = make_result(self.problem)
+        result = make_result(self.problem, stages=self.stages)
         return "float32", self.problem, Searches(results={"exact": result}, without_plan={}, taken="exact")
 
 
-def choose(problems):
+def choose(problems, *, stages=None):
     """Choose among regions with one plan each; return the choice with the regions that were searched."""
     searched: list[str] = []
-    searches = {region: OnePlan(region, problem, searched) for region, problem in problems.items()}
+    searches = {region: OnePlan(region, problem, searched, stages) for region, problem in problems.items()}
 
     search, (_, problem, _), why = cheapest_region(searches, PlanningTime())
 
@@ -187,6 +189,39 @@ def test_a_region_that_was_not_searched_is_named_with_the_cost_of_the_same_machi
     assert (region, searched) == (EAST, [EAST])
     assert why.endswith("(+10.0%)")
     assert "nearest eu-west-1 with the same machines: +" in why
+
+
+def with_two_cards(*, max_units, crossing_usd=0.0):
+    """A problem of two equal cards, of whose first there are few units: all that a plan may have where it is best."""
+    problem = make_problem()
+    first = replace(problem.device_types["gpu-t4"], max_units=max_units)
+    layers = tuple(
+        replace(
+            layer,
+            compute_seconds=dict.fromkeys(("gpu-t4", "gpu-l4"), layer.compute_seconds["gpu-t4"]),
+            communication_seconds={"gpu-t4": 0.0, "gpu-l4": 0.0},
+        )
+        for layer in problem.layers
+    )
+    return replace(
+        problem,
+        layers=layers,
+        device_types={"gpu-t4": first, "gpu-l4": replace(first, max_units=8)},
+        step_model=StepModel.TRAINER,
+        extra_costs=ExtraCosts(crossing_usd=crossing_usd),
+    )
+
+
+def test_a_plan_of_two_types_in_a_stage_is_compared_with_a_region_that_limits_no_units():
+    """Problems allow such stages only where units are limited; the same machines have a price elsewhere, too."""
+    limited = replace(with_two_cards(max_units=2), mixes_device_types=True)
+    elsewhere = with_two_cards(max_units=8, crossing_usd=1.0)
+    stages = (Stage(0, 2, "gpu-t4", 4, "gpu-l4", 2),)
+
+    region, searched, why = choose({EAST: limited, WEST: elsewhere}, stages=stages)
+
+    assert (region, searched) == (EAST, [EAST])
+    assert "nearest us-west-2 with the same machines: +1.00 USD" in why
 
 
 def test_what_crosses_decides_against_lower_prices():
