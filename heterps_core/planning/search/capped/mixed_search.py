@@ -53,12 +53,14 @@ _WORTH_WHILE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Interval:
-    """Plans of some longest stage times, in seconds, and latest starts, spread over the steps."""
+    """Plans of some longest stage times in seconds, latest starts spread over the steps, and interruptions."""
 
     low: float
     high: float
     group: StepGroup
     starts: tuple[float, float]
+    interruptions: tuple[float, float] = (0.0, math.inf)
+    """Per hour."""
 
 
 class MixedSearch:
@@ -98,11 +100,12 @@ class MixedSearch:
         given_up = self.best.lower_bound
         while heap and heap[0][0] < self._target() and time.process_time() < self.deadline:
             _, _, interval = heapq.heappop(heap)
-            bound, stages = self._bounded(interval)
-            if bound >= self._target():
+            bound, stages, linear = self._bounded(interval)
+            if linear is None or bound >= self._target():
                 continue
             reached, start = self._offered(stages) if stages else (math.inf, math.inf)
-            parts = self._parts(interval, reached, start)
+            parts = self._parts_by_interruptions(interval, linear, bound)
+            parts = parts or self._parts(interval, reached, start)
             if not parts:
                 given_up = min(given_up, bound)
             for part in parts:
@@ -120,7 +123,7 @@ class MixedSearch:
         for group, table in self.tables.items():
             interval = _Interval(seconds, seconds, group, (0.0, self._latest_start(table)))
             self.best = NO_PLAN
-            _, stages = self._bounded(interval)
+            _, stages, _ = self._bounded(interval)
             if stages:
                 self._offered(stages)
             if self.best.stages:
@@ -165,15 +168,15 @@ class MixedSearch:
         high = float(all_rows[np.isfinite(table.memory_replicas)].max(initial=0.0))
         return low, max(high, stage_time_range(self.problem, table)[1])
 
-    def _bounded(self, interval: _Interval) -> tuple[float, tuple[Stage, ...] | None]:
-        """Return a bound on the plans of an interval, and a plan whose stages keep its upper end."""
+    def _bounded(self, interval: _Interval) -> tuple[float, tuple[Stage, ...] | None, LinearProduct | None]:
+        """Return a bound on the plans of an interval, a plan whose stages keep its upper end, and their product."""
         table = self.tables[interval.group].ready_by(interval.starts[1])
         # Stages of two types keep no rows of tables on disk.
         shares = RowShares.of(replace(table, sweep=None), interval.high)
         single = table.least_replicas(np.array([interval.high]))[0]
         chain, linear = self._relaxed(interval, shares, single)
         if linear is None:
-            return math.inf, None
+            return math.inf, None, None
         highest = linear.stage_prices(
             self.highest_prices * interval.high,
             self.highest_prices,
@@ -182,7 +185,7 @@ class MixedSearch:
         target = min(self._target() - linear.constant, 1.001 * float(highest.sum()))
         ascent = ascend(chain, target=target)
         if ascent.lower_bound >= target:
-            return math.inf, None
+            return math.inf, None, None
         bound = ascent.lower_bound + linear.constant
         # What the cheapest other stages leave to a run, with scarce units charged.
         full = chain.full_prices(ascent.scarcity)
@@ -197,7 +200,7 @@ class MixedSearch:
         )
         mixed = mixed_columns(shares, spare, least + scarcity, self.is_cpu)
         if mixed is None:
-            return bound, None
+            return bound, None, linear
         columns, usd_per_hour, has_steady = self._charged(
             shares, mixed, single, table.least_usd_per_hour(single)
         )
@@ -208,6 +211,9 @@ class MixedSearch:
         order = np.flatnonzero(is_near)[np.argsort(columns.runs[is_near], kind="stable")]
         columns = columns.take(order)
         further, caps = [*taken[:, order], np.ones(order.size)], [*self.caps, self._most_stages(interval)]
+        if self.objective.has_interruptions:
+            further.append(interruptions[order])
+            caps.append(linear.most_interruptions_per_hour * (1 + COMPARISON_TOLERANCE))
         if not self.is_steady.all():
             first, last = run_layers(columns.runs)
             further.append(last - first + 1.0 - has_steady[order])
@@ -224,7 +230,7 @@ class MixedSearch:
         chain.rows = np.arange(order.size)
         whole = ascend(chain, target=target)
         if whole.lower_bound >= target:
-            return math.inf, None
+            return math.inf, None, None
         found = cheapest_below(
             chain,
             whole.scarcity,
@@ -233,9 +239,10 @@ class MixedSearch:
             is_over=lambda: time.process_time() >= self.deadline,
         )
         if found.rows is None and found.is_settled:
-            return math.inf, None
+            return math.inf, None, None
         bound = max(bound, max(whole.lower_bound, found.lower_bound) + linear.constant)
-        return bound, None if found.rows is None else columns.stages(self.problem, found.rows[::-1])
+        stages = None if found.rows is None else columns.stages(self.problem, found.rows[::-1])
+        return bound, stages, linear
 
     def _most_stages(self, interval: _Interval) -> float:
         return float(interval.group.most_stages or self.problem.num_layers)
@@ -258,13 +265,14 @@ class MixedSearch:
             num_layers=self.problem.num_layers,
             further=(np.ones((1, rows.size)), np.array([self._most_stages(interval)])),
         )
-        objective, hourly, most = self.objective.later(interval.starts[0]), 0.0, 0.0
+        objective, hourly, least_lost, most = self.objective.later(interval.starts[0]), 0.0, 0.0, 0.0
         if objective.has_interruptions:
             hourly = chain.cheapest_of(usd_per_hour)[0] + objective.extra_usd_per_hour
             most = objective.most_interruptions_of_better(interval.low, hourly, self.best.product)
-            if most < 0:
+            least_lost, most = interval.interruptions[0], min(most, interval.interruptions[1])
+            if most < least_lost:
                 return chain, None
-        linear = LinearProduct(objective, interval.low, hourly, 0.0, most)
+        linear = LinearProduct(objective, interval.low, hourly, least_lost, most)
         chain.prices = linear.stage_prices(
             np.maximum(usd_per_hour * interval.low, worked * self.least_prices[types]),
             usd_per_hour,
@@ -320,6 +328,16 @@ class MixedSearch:
         np.add.at(used, table.type_indices, table.taken_units(parts.replicas))
         is_kept = (used <= self.caps).all() and is_within(reached, self.problem.stage_seconds_limit)
         return reached, starts, product if is_kept else math.inf
+
+    def _parts_by_interruptions(
+        self, interval: _Interval, linear: LinearProduct, bound: float
+    ) -> list[_Interval]:
+        """Return an interval in two where interruptions keep its bound lower than stage times do, else nothing."""
+        if linear.most_over_linear(bound) <= max(math.sqrt(interval.high / interval.low), math.sqrt(_NARROW)):
+            return []
+        least, most = linear.least_interruptions_per_hour, linear.most_interruptions_per_hour
+        middle = linear.middle_interruptions()
+        return [replace(interval, interruptions=each) for each in ((least, middle), (middle, most))]
 
     def _parts(self, interval: _Interval, reached: float, start: float) -> list[_Interval]:
         """Return an interval in two, divided where its best plan by the linear product lies; none if it is narrow."""
