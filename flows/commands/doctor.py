@@ -35,7 +35,7 @@ from infra.checks import Check, CheckState, machine_checks, package_checks, trie
 from infra.inventory import HERE
 from infra.machines.sweeper import regions_of
 from infra.providers import PROVIDERS, Provider, provider_of
-from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace
+from infra.workspace import HOME_VARIABLE, TRACKING_VARIABLE, Workspace, run_of_launch
 from tasks.clusters import ledger_entries
 from tasks.records.mlflow_names import DIED
 from tasks.records.run_files import newest_machines
@@ -108,11 +108,15 @@ def _all_checks(workspace: Workspace, *, provider: str, region: str | None) -> I
             f"export {TRACKING_VARIABLE}=$MLFLOW_TRACKING_URI   (to record them there)",
         )
     try:
-        for place in regions_of(workspace, provider, ledger_entries(workspace), configured=region):
+        entries = ledger_entries(workspace)
+        living = {run_of_launch(entry.run_id) for entry in entries if entry.is_open}
+        for place in regions_of(workspace, provider, entries, configured=region):
             chosen = provider_of(workspace, provider, region=place)
             for check in chosen.checks():
                 yield replace(check, what=" ".join([check.what, place]).strip())
-            if newest := newest_machines(workspace, cloud=provider, region=place):
+            newest = newest_machines(workspace, cloud=provider, region=place)
+            # Its own machines would count against it.
+            if newest and newest[0] not in living:
                 run_id, plan = newest
                 check = tried(f"quotas for {run_id}", partial(chosen.check_quotas, plan), found=plan.machines)
                 # A new plan would keep within them.

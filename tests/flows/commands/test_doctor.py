@@ -5,6 +5,7 @@ import re
 import socket
 import sqlite3
 from contextlib import closing
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import boto3
@@ -203,21 +204,32 @@ def test_a_misspelt_profile_is_a_line_among_the_others(doctor, monkeypatch):
     assert "aws configure list-profiles" in found["provider aws"]["fix"]
 
 
+@pytest.fixture
+def quota(monkeypatch):
+    """Gives an account of the simulation so many vCPUs of each quota."""
+
+    def act(vcpus):
+        answer = SimpleNamespace(status_code=200), {"Quota": {"Value": vcpus}}
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
+        boto3.DEFAULT_SESSION.events.register(
+            "before-call.service-quotas.GetServiceQuota", lambda **_: answer, unique_id="quota"
+        )
+
+    with moto_ec2() as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield act
+
+
 @pytest.mark.parametrize(("allowed", "state"), [(8, "ok"), (7, "note")])
-def test_the_newest_plan_is_held_against_the_quotas_of_the_account(doctor, monkeypatch, allowed, state):
+def test_the_newest_plan_is_held_against_the_quotas_of_the_account(doctor, quota, allowed, state):
     """The plan buys a c7i.2xlarge, of 8 vCPUs, and a card of 4 that counts against another quota."""
     report = make_plan_report(provider="aws")
     assert "1 x c7i.2xlarge" in report.provisioning.cloud_plan.machines
     keep_explanation(Workspace.locate().create(), report)
-    answer = SimpleNamespace(status_code=200), {"Quota": {"Value": allowed}}
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", boto3.Session())
-    boto3.DEFAULT_SESSION.events.register(
-        "before-call.service-quotas.GetServiceQuota", lambda **_: answer, unique_id="quota"
-    )
-    with moto_ec2() as environment:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        _, printed = doctor("--provider", "aws", "--json")
+    quota(allowed)
+
+    _, printed = doctor("--provider", "aws", "--json")
 
     found = checks(printed)[f"quotas for {report.run_id}"]
     assert found["state"] == state
@@ -226,6 +238,19 @@ def test_the_newest_plan_is_held_against_the_quotas_of_the_account(doctor, monke
     else:
         assert "the plan must keep within the 7 of 7 vCPUs" in found["found"]
         assert "--desired-value 8, or plan with --device-types" in found["fix"]
+
+
+def test_a_plan_is_not_held_against_what_its_own_machines_leave_of_the_quotas(doctor, quota):
+    report, workspace = make_plan_report(provider="aws"), Workspace.locate().create()
+    keep_explanation(workspace, report)
+    quota(0)
+    assert f"quotas for {report.run_id}" in checks(doctor("--provider", "aws", "--json")[1])
+    for request in report.provisioning.cloud_plan.node_requests():
+        Ledger(workspace.ledger_path).intend(report.run_id, "aws", request, at=datetime.now(UTC))
+
+    _, printed = doctor("--provider", "aws", "--json")
+
+    assert f"quotas for {report.run_id}" not in checks(printed)
 
 
 @pytest.mark.parametrize("text", ["{", '{"machines": {"groups": 3}}'], ids=["cut off", "another form"])
