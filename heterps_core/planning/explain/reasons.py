@@ -11,7 +11,7 @@ from heterps_core.planning.cost_model.evaluation import (
     PlanEvaluation,
     StageEvaluation,
 )
-from heterps_core.planning.explain.placement import Move, device_type_of_layers, moves_between
+from heterps_core.planning.explain.placement import Move, moves_between
 from heterps_core.planning.explain.variants import SAME_COST, cheapest_plan, with_layer_seconds
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem
 from heterps_core.plans.scheduling_plan import Stage
@@ -88,7 +88,13 @@ def find_runner_up(problem: SchedulingProblem, stages: Sequence[Stage], cost_usd
     best: RunnerUp | None = None
     # Only plans more expensive than the limit keep the layer where it is made too slow to be.
     limit_usd = FARTHEST_FACTOR * cost_usd
-    for layer, device_type in enumerate(device_type_of_layers(stages)):
+    layers = (
+        (layer, name)
+        for stage in stages
+        for layer in range(stage.first_layer, stage.last_layer + 1)
+        for name in stage.replicas_by_type
+    )
+    for layer, device_type in layers:
         if best is not None and best.extra_usd <= SAME_COST * cost_usd:
             break  # a tie cannot be undercut
         seconds = _unaffordable_seconds(problem, device_type, limit_usd)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,10 +48,9 @@ def balance_replicas(problem: SchedulingProblem, stages: Sequence[Stage]) -> tup
 
 
 def with_replicas(stages: Sequence[Stage], num_replicas: Ints) -> tuple[Stage, ...]:
-    """Return the stages with other replica counts."""
-    return tuple(
-        replace(stage, num_replicas=count) for stage, count in zip(stages, num_replicas.tolist(), strict=True)
-    )
+    """Return the stages on their first device types with other replica counts."""
+    counts = zip(stages, num_replicas.tolist(), strict=True)
+    return tuple(stage.on({stage.device_type: count}) for stage, count in counts)
 
 
 def fixed_stages(problem: SchedulingProblem, stages: Sequence[Stage]) -> FixedStages:

@@ -7,7 +7,7 @@ compared with that, never with the plan's own figures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from heterps_core.errors import ConfigurationError
@@ -188,7 +188,7 @@ def dry_run_problem(
         step_model=StepModel.TRAINER,
         drains=drains,
     )
-    renamed = tuple(replace(stage, device_type=name) for stage, name in zip(stages, names, strict=True))
+    renamed = tuple(stage.on({name: stage.num_replicas}) for stage, name in zip(stages, names, strict=True))
     return problem, renamed
 
 

@@ -10,6 +10,8 @@ import pytest
 from heterps_core.errors import InfeasiblePlanError
 from heterps_core.planning.cost_model.evaluation import evaluate
 from heterps_core.planning.cost_model.objective import objective_of
+from heterps_core.planning.explain.explanation import Detail, explain_plan
+from heterps_core.planning.explain.text import explanation_text
 from heterps_core.planning.problem.extra_costs import ExtraCosts, InstanceSize
 from heterps_core.planning.problem.scheduling_problem import SchedulingProblem, StepModel
 from heterps_core.planning.search.capped.capped_search import CappedSearch
@@ -132,6 +134,7 @@ def test_a_plan_promises_what_its_evaluation_says():
     evaluation = evaluate(problem, found.stages)
     assert evaluation.violations == ()
     assert found.cost_usd == evaluation.cost_usd
+    assert find_optimum(problem, known=found.stages).cost_usd == found.cost_usd
     assert found.cost_usd < find_optimum(replace(problem, mixes_device_types=False)).cost_usd
 
 
@@ -195,6 +198,16 @@ def test_no_plan_costs_less_than_the_bound_with_starts_interruptions_and_machine
 
     assert found.cost_usd == pytest.approx(expected_usd, rel=1e-9)
     assert 0.997 * expected_usd < found.cost_lower_bound_usd <= expected_usd * (1 + 1e-9)
+
+
+def test_an_explanation_names_the_work_of_both_types_and_the_next_best_plan():
+    problem = with_floor(few_units(23), 0.7)
+
+    text = explanation_text(explain_plan(problem, find_optimum(problem).stages, detail=Detail.FULL))
+
+    roles = [line for line in text.splitlines() if "layers 0..2 on " in line and "of the price" in line]
+    assert {line.split()[0] for line in roles} == set(problem.device_types)
+    assert "next best" in text
 
 
 @pytest.mark.parametrize(

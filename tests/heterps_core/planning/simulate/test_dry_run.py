@@ -54,6 +54,14 @@ def test_two_replicas_take_the_time_of_half_a_batch():
     assert stage.compute_seconds == pytest.approx(4 * 2.02 + 0.4)
 
 
+def test_replicas_of_two_device_types_are_all_processes_of_this_machine():
+    mixed = [Stage(0, 1, "cpu-c5", 2, "cpu-c7i", 1)]
+
+    found = predict_dry_run(GRAPH, make_profile(), mixed, batch_size=400, num_microbatches=4, num_cores=64)
+
+    assert found.step_seconds == predict(2).step_seconds
+
+
 def test_a_worker_that_waits_for_its_updates_computes_and_communicates_one_after_the_other():
     prediction = predict(2)
 
