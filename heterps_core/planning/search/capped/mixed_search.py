@@ -270,7 +270,8 @@ class MixedSearch:
             hourly = chain.cheapest_of(usd_per_hour)[0] + objective.extra_usd_per_hour
             most = objective.most_interruptions_of_better(interval.low, hourly, self.best.product)
             least_lost, most = interval.interruptions[0], min(most, interval.interruptions[1])
-            if most < least_lost:
+            # An infinite price stands for no plan at all.
+            if most < least_lost or math.isinf(hourly):
                 return chain, None
         linear = LinearProduct(objective, interval.low, hourly, least_lost, most)
         chain.prices = linear.stage_prices(

@@ -210,6 +210,28 @@ def test_an_explanation_names_the_work_of_both_types_and_the_next_best_plan():
     assert "next best" in text
 
 
+def test_stage_times_that_no_plan_keeps_are_left_out_before_a_plan_is_known():
+    """Only units of both types together hold the tables, so the search begins without a plan."""
+    problem = few_units(37)
+    problem = sold_in_sizes(replace(problem, layers=problem.layers[:1]), 37)
+    most = max(unit.max_units for unit in problem.device_types.values())
+    held = problem.layers[0].state_bytes / (most + 0.5)
+    units = {
+        name: replace(unit, memory_bytes=unit.reserved_bytes + held)
+        for name, unit in problem.device_types.items()
+    }
+    problem = replace(problem, device_types=units)
+    evaluations = [evaluate(problem, stages) for stages in all_mixed_plans(problem)]
+    expected_usd = min(found.cost_usd for found in evaluations if not found.violations)
+
+    # A bound that is no number would end the search before all stage times were tried.
+    with np.errstate(invalid="raise"):
+        found = find_optimum(problem)
+
+    assert found.cost_usd == pytest.approx(expected_usd, rel=1e-9)
+    assert 0.97 * expected_usd < found.cost_lower_bound_usd <= expected_usd * (1 + 1e-9)
+
+
 @pytest.mark.parametrize(
     ("max_units", "lone_usd", "mixed_usd", "units"),
     [
