@@ -74,7 +74,7 @@ def _quota_of(family: str, market: Market) -> Quota | None:
         return P5_SPOT
     letters = re.match(r"[a-z]*", family)
     group = _GROUPS.get(letters[0] if letters else "")
-    return group and group[market]
+    return None if group is None else group[market]
 
 
 def quotas_of(offers: Iterable[InstanceOffer]) -> tuple[str, ...]:
