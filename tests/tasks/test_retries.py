@@ -6,7 +6,7 @@ from prefect import Task, flow
 
 import tasks
 from heterps_core.errors import ProvisioningError
-from tasks.steps import REPEATABLE
+from tasks.steps import REPEATABLE, Step
 
 REPEATED = {"refresh prices", "end orphans", "close dead records", "publish report"}
 
@@ -15,8 +15,8 @@ def all_tasks():
     found = {}
     for module in pkgutil.walk_packages(tasks.__path__, "tasks."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, Task):
-                found[value.name] = value
+            if isinstance(value, Step):
+                found[value.task.name] = value.task
     return found
 
 
