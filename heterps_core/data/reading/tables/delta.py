@@ -29,15 +29,7 @@ def list_table(table: TablePath) -> Snapshot:
         DataError: Rows of a file that it does not list are deleted.
     """
     opened = DeltaTable(table.place, version=int(table.snapshot_id) if table.snapshot_id else None)
-    fields = opened.schema().fields
-    mode = opened.metadata().configuration.get("delta.columnMapping.mode")
-    keys: dict[str, tuple[int | str, ...]] = {field.name: (field.name,) for field in fields}
-    if mode in ("name", "id"):
-        found = [
-            [field.metadata[f"delta.columnMapping.{key}"] for key in ("id", "physicalName")]
-            for field in fields
-        ]
-        keys = {field.name: tuple(ids[mode == "name" :]) for field, ids in zip(fields, found, strict=True)}
+    keys = _keys_of_columns(opened)
     masks = _kept_rows(opened)
     added = pa.table(opened.get_add_actions(flatten=True))
     names = [name for name in added.column_names if name.startswith("partition.")]
@@ -61,8 +53,20 @@ def list_table(table: TablePath) -> Snapshot:
         raise DataError(
             table, f"has a deletion vector of {min(lost)}, which is none of its files; check the table"
         )
-    columns = tuple((field.name, str(field.type.type)) for field in fields)
+    columns = tuple((field.name, str(field.type.type)) for field in opened.schema().fields)
     return Snapshot(id=str(opened.version()), files=tuple(files), columns=columns, keys=keys)
+
+
+def _keys_of_columns(opened: DeltaTable) -> dict[str, tuple[int | str, ...]]:
+    """Return by the name of each column the keys by which files have it: its id where it is mapped by ids, a name."""
+    fields = opened.schema().fields
+    mode = opened.metadata().configuration.get("delta.columnMapping.mode")
+    if mode not in ("name", "id"):
+        return {field.name: (field.name,) for field in fields}
+    found = [
+        [field.metadata[f"delta.columnMapping.{key}"] for key in ("id", "physicalName")] for field in fields
+    ]
+    return {field.name: tuple(ids[mode == "name" :]) for field, ids in zip(fields, found, strict=True)}
 
 
 def _kept_rows(opened: DeltaTable) -> dict[str, pa.BooleanArray]:
@@ -84,6 +88,8 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
     Raises:
         OSError: The log does not reach back so far.
     """
+    keys = _keys_of_columns(DeltaTable(table.place, version=int(str(table.snapshot_id))))
+    names = {str(ids[-1]): name for name, ids in keys.items()}
     commits = []
     for version in range(int(snapshot_id) + 1, int(str(table.snapshot_id)) + 1):
         with open_parquet(source_path(f"{table.place}/_delta_log/{version:020d}.json")) as log:
@@ -92,7 +98,10 @@ def commits_after(table: TablePath, snapshot_id: str) -> list[Commit]:
             tuple(
                 TableFile(
                     uri=_uri(table.place, unquote(action[kind]["path"])),
-                    partition=tuple((action[kind].get("partitionValues") or {}).items()),
+                    partition=tuple(
+                        (names.get(key, key), value)
+                        for key, value in (action[kind].get("partitionValues") or {}).items()
+                    ),
                 )
                 for action in actions
                 if kind in action and action[kind]["dataChange"]

@@ -342,3 +342,17 @@ def test_rows_that_came_to_a_table_of_mapped_columns_are_of_the_day_of_its_parti
 
     assert {day: row_ids(files) for day, files in added.items()} == {DAYS[0]: [*range(20)]}
     assert not changed
+
+
+def test_a_day_of_a_table_of_mapped_columns_whose_file_was_removed_has_changed(tmp_path):
+    rows = clicks(0, 20).append_column("region", pa.array(["eu"] * 20))
+    data = mapped_delta(tmp_path, "name", rows, region="20261101", partition="day")
+    log = tmp_path / "clicks/_delta_log"
+    (action,) = [json.loads(line) for line in (log / f"{0:020d}.json").read_text().splitlines()][2:]
+    removed = {key: action["add"][key] for key in ("path", "partitionValues", "dataChange")}
+    (log / f"{1:020d}.json").write_text(json.dumps({"remove": removed | {"deletionTimestamp": 2}}))
+
+    added, changed = table_changes(TablePath.parse(data), "0")
+
+    assert not added
+    assert [*changed] == [DAYS[0]]
