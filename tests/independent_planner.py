@@ -201,7 +201,7 @@ class CandidateStages:
         return steps / 3600
 
     def mixed_brute_force(self) -> tuple[float, float]:
-        """Return the costs of the cheapest plans with this m whose stages have one device type, and one or two."""
+        """Return the costs of the cheapest plans with this m: with one device type a stage, and with up to two."""
         num_layers = self.problem.num_layers
         row_of = {run: index for index, run in enumerate(self.runs)}
         stages_of = [list(self._stages_of(row)) for row in range(len(self.runs))]

@@ -30,7 +30,7 @@ class Stage(JsonDocument):
     """Workers that share each batch of this stage, at least 1."""
 
     second_device_type: str = ""
-    """Name of another device type whose units the last `second_replicas` of these workers occupy; empty for none."""
+    """Another device type, of the last `second_replicas` of these workers; empty for none."""
 
     second_replicas: int = 0
 

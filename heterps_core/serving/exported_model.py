@@ -123,7 +123,7 @@ class ClickPredictor:
 
 
 def _ids_of_histories(features: FeatureSpec) -> list[list[int]]:
-    """Return the columns of ids of each history, whose sequences rows share together."""
+    """Return the columns of ids of each history; rows share all sequences of one together."""
     columns: dict[int, list[int]] = {}
     for slot, history in enumerate(features.slot_histories):
         if features.slot_poolings[slot] == SEQUENCE:

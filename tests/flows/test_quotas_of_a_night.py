@@ -1,4 +1,4 @@
-"""The plan of a night whose device types exceed together a quota that each keeps within alone."""
+"""The plan of a night with device types that exceed a quota together and keep within it alone."""
 
 from types import SimpleNamespace
 

@@ -80,7 +80,7 @@ class BucketProvider(AwsEc2Provider):
 
 
 def in_bucket(bootstrap: Bootstrap, run_id: str) -> Bootstrap:
-    """Return settings of nodes whose run directory is in a bucket."""
+    """Return settings of nodes with a run directory in a bucket."""
     return replace(bootstrap, run_location=f"s3://runs/heterps/{run_id}")
 
 

@@ -1,4 +1,4 @@
-r"""The time of a stage whose replicas are units of two device types, by the trainer's step (`step_model.py`).
+r"""The time of a stage with replicas on two device types, by the trainer's step (`step_model.py`).
 
 A replica of type i that takes r of the R rows of a micro-batch needs ET_i(K, r): R / r stands for k in all that grows
 with its rows, and K, the replicas of both types, in what it exchanges with the others and sums with them. Rows are

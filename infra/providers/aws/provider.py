@@ -60,7 +60,7 @@ RENDEZVOUS_PORT = 29_400
 POLL_INTERVAL_S = 5
 
 LONGEST_PLAN = timedelta(hours=1)
-"""What is younger may be of a run that is planned, or of a launch whose machines are still to come."""
+"""What is younger may be of a run that is planned, or of a launch before its machines start."""
 
 
 _BRIEF = (1, 3, 10)

@@ -192,7 +192,7 @@ def test_a_region_that_was_not_searched_is_named_with_the_cost_of_the_same_machi
 
 
 def with_two_cards(*, max_units, crossing_usd=0.0):
-    """A problem of two equal cards, of whose first there are few units: all that a plan may have where it is best."""
+    """A problem of two equal cards, with few units of the first: all that a plan may have where it is best."""
     problem = make_problem()
     first = replace(problem.device_types["gpu-t4"], max_units=max_units)
     layers = tuple(

@@ -1,6 +1,6 @@
-"""The cheapest plan whose stages may have two device types, and a bound on all of them.
+"""The cheapest plan with up to two device types a stage, and a bound on all such plans.
 
-A search of plans whose stages have one type each comes first (`capped_search.py`); its plan is the one to undercut.
+A search of plans with one type a stage comes first (`capped_search.py`); its plan is the one to undercut.
 Branch and bound over intervals of the longest stage time and of the latest start, in two steps each:
 
 1. Rows of a stage are divided among types at will, and units need not be whole. A stage is then no better than the
@@ -67,7 +67,7 @@ class MixedSearch:
     """Finds the cheapest plan of a problem that mixes device types.
 
     Args:
-        best: The cheapest plan whose stages have one type each, and the bound on those.
+        best: The cheapest plan with one type a stage, and the bound on such plans.
         deadline: Of `time.process_time`, at which the search ends.
     """
 
@@ -169,7 +169,7 @@ class MixedSearch:
         return low, max(high, stage_time_range(self.problem, table)[1])
 
     def _bounded(self, interval: _Interval) -> tuple[float, tuple[Stage, ...] | None, LinearProduct | None]:
-        """Return a bound on the plans of an interval, a plan whose stages keep its upper end, and their product."""
+        """Return a bound on the plans of an interval, a plan that keeps its upper end, and that plan's product."""
         table = self.tables[interval.group].ready_by(interval.starts[1])
         # Stages of two types keep no rows of tables on disk.
         shares = RowShares.of(replace(table, sweep=None), interval.high)

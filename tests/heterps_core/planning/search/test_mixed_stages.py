@@ -1,4 +1,4 @@
-"""Plans whose stages may have two device types, against every plan of a second implementation of the step."""
+"""Plans with up to two device types a stage, against every plan of a second implementation of the step."""
 
 import json
 import math
@@ -79,7 +79,7 @@ def renamed(layer, name):
 
 
 def cheapest_by_trying(problem):
-    """Return the costs of the cheapest plans whose stages have one device type, and one or two."""
+    """Return the costs of the cheapest plans with one device type a stage, and with up to two."""
     of_lengths = CandidateStages.of_every_length(problem).values()
     lone, mixed = zip(*(stages.mixed_brute_force() for stages in of_lengths), strict=True)
     return min(lone), min(mixed)
