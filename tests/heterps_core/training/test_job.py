@@ -56,19 +56,19 @@ def test_every_replica_needs_a_row_of_each_micro_batch():
 
 
 def test_the_replica_with_the_least_share_needs_a_row_of_each_micro_batch():
-    dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 2, (15, 1)),))
+    dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 2, shares=(15, 1)),))
     with pytest.raises(ConfigurationError, match=r"16 rows for shares \(31, 1\); raise batch_size to 128"):
-        dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 2, (31, 1)),))
+        dataclasses.replace(JOB, stages=(Stage(0, 7, "cpu", 2, shares=(31, 1)),))
 
 
 @pytest.mark.parametrize("shares", [(1,), (1, 2, 3), (0, 1)])
 def test_each_replica_needs_a_share(shares):
     with pytest.raises(ConfigurationError, match="for each of its 2 replicas"):
-        Stage(0, 7, "cpu", 2, shares)
+        Stage(0, 7, "cpu", 2, shares=shares)
 
 
 def test_unequal_shares_survive_json_and_equal_ones_are_not_written():
-    unequal = dataclasses.replace(JOB, stages=(Stage(0, 0, "cpu", 2, (3, 1)), Stage(1, 7, "gpu", 1)))
+    unequal = dataclasses.replace(JOB, stages=(Stage(0, 0, "cpu", 2, shares=(3, 1)), Stage(1, 7, "gpu", 1)))
 
     assert TrainingJob.from_json(unequal.to_json()) == unequal
     assert unequal.shares == ((3, 1), (1,))

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from heterps_core.compute_device import one_torch_thread
 from heterps_core.data.batch import ClickBatch
 from heterps_core.data.dataset import PreparedDataset
 from heterps_core.data.features import NO_ID, DynamicIds, FeatureSpec
@@ -72,6 +73,13 @@ CONFIG = TrainingConfig(
 LARGEST_DIFFERENCE = {MODELS[0]: 1.5e-8, MODELS[1]: 3e-8, MODELS[2]: 3e-8}
 """Of replicas, which add micro-batches: half a unit and one unit in the last place of values between a quarter and a
 half."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The threads of a worker on a CPU; two add in another order than one."""
+    with one_torch_thread():
+        yield
 
 
 class OneTable(nn.Module):
