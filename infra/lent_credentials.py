@@ -12,11 +12,14 @@ import hmac
 import json
 import os
 import secrets
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
+
+from botocore.exceptions import BotoCoreError
 
 _ADDRESS_VARIABLE = "AWS_CONTAINER_CREDENTIALS_FULL_URI"
 _TOKEN_VARIABLE = "AWS_CONTAINER_AUTHORIZATION_TOKEN"
@@ -26,9 +29,13 @@ LENT_FOR = timedelta(minutes=5)
 
 @cache
 def lend_credentials() -> None:
-    """Lend from now on, where no keys are in the environment and no process above lends already."""
+    """Lend what boto3 finds from now on, where no keys are in the environment and no process above lends already."""
     if "AWS_ACCESS_KEY_ID" in os.environ or _ADDRESS_VARIABLE in os.environ:
         return
+    # Found before the address is known, as boto3 would ask it, and this process itself, before an instance's role.
+    with suppress(BotoCoreError):
+        if _found_by_boto3() is None:
+            return
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Lender)
     Thread(target=server.serve_forever, daemon=True).start()
     os.environ[_TOKEN_VARIABLE] = secrets.token_urlsafe()

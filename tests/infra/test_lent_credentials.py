@@ -1,7 +1,8 @@
 """Profiles that assume a role: boto3 finds the credentials, Arrow signs with them and has new ones in mid-read."""
 
+import json
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -143,3 +144,53 @@ def test_nothing_is_lent_beside_keys_in_the_environment_or_another_lender(shell,
 
     address = lent_credentials._ADDRESS_VARIABLE
     assert lent_credentials.os.environ.get(address) == variables.get(address)
+
+
+def test_nothing_is_lent_where_boto3_finds_no_credentials(shell):
+    shell.delenv("AWS_PROFILE")
+    shell.setenv("AWS_CONFIG_FILE", "/dev/null")
+
+    lend_credentials()
+
+    assert lent_credentials._ADDRESS_VARIABLE not in lent_credentials.os.environ
+
+
+class Metadata(BaseHTTPRequestHandler):
+    """What an EC2 instance with a role answers its own programs."""
+
+    def do_PUT(self):
+        self.say("token")
+
+    def do_GET(self):
+        until = f"{datetime.now(UTC) + timedelta(hours=6):%Y-%m-%dT%H:%M:%SZ}"
+        keys = {"AccessKeyId": "ASIAROLE", "SecretAccessKey": "s", "Token": "t", "Expiration": until}
+        self.say("night" if self.path.endswith("/") else json.dumps(keys | {"Code": "Success"}))
+
+    def say(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def test_the_role_of_an_instance_is_lent_without_asking_the_lender_itself(shell):
+    shell.delenv("AWS_PROFILE")
+    shell.setenv("AWS_CONFIG_FILE", "/dev/null")
+    shell.delenv("AWS_EC2_METADATA_DISABLED")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    shell.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}/")
+
+    lend_credentials()
+    environment = lent_credentials.os.environ
+    token = {"Authorization": environment[lent_credentials._TOKEN_VARIABLE]}
+    with urlopen(
+        Request(environment[lent_credentials._ADDRESS_VARIABLE], headers=token), timeout=20
+    ) as answer:
+        lent = json.load(answer)
+
+    assert lent["AccessKeyId"] == "ASIAROLE"
+    server.shutdown()
+    server.server_close()

@@ -2,7 +2,7 @@
 
 For a count of one type the least count of the other follows, as each replica of either takes so many rows in that
 time (`mixed_stage.py`). Only what a plan below the best one may have is listed: a stage costs no more than what the
-cheapest stages before and behind it leave.
+cheapest stages before and after it leave.
 
 Shape legend: G = runs of layers, T = device types, n = candidates.
 """

@@ -14,21 +14,14 @@ import pytest
 from heterps_core.data.preparation import prepare_dataset
 from heterps_core.data.reading.readers import list_source_files
 from heterps_core.data.reading.tables.table_path import TablePath
-from heterps_core.data.schema import DataSchema
 from heterps_core.errors import DataError
+from tests.heterps_core.data.reading.tables.table_makers import SCHEMA
 from tests.paths import PROJECT
 
 deltalake = pytest.importorskip("deltalake")
 catalogs = pytest.importorskip("pyiceberg.catalog")
 Config = pytest.importorskip("pyiceberg.utils.config").Config
 
-SCHEMA = DataSchema(
-    name="clicks",
-    label_column="clicked",
-    numeric_columns=("row",),
-    categorical_columns=("town",),
-    time_column="row",
-)
 NUM_ROWS = 30
 ROWS = pa.table(
     {
